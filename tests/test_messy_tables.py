@@ -629,12 +629,30 @@ def test_an_absent_label_is_in_the_message_about_all_tables(tmp_path: Path) -> N
     bank = pd.DataFrame({"id": range(60), "default": [0, 1] * 30})
     shop = pd.DataFrame({"id": range(60), "zone": ["a", "b", "c"] * 20})
     said = refusal(tmp_path, bank, shop, "id", "label")
-    assert "no label column: ('label', set label='default')" in said
+    assert "no label column: 'label', set label='default'" in said
     assert "in -c: label='default'" in said and "text='one-hot'" in said
     said = refusal(tmp_path, bank.assign(age=1), shop, "id", "label")
     assert "label='...' with one of default, age" in said and "in -c" not in said
     said = refusal(tmp_path, bank, shop[["id"]].assign(zone=1), "id", "label")
     assert said.endswith("bank.csv has no label column 'label': set label='default'.")
+
+
+def test_a_file_that_cannot_be_used_is_in_the_message_about_all_tables(tmp_path: Path) -> None:
+    bank = pd.DataFrame({"id": range(60), "label": [0, 1] * 30})
+    zones = pd.DataFrame({"id": range(60), "zone": ["a", "b", "c"] * 20})
+    files = {name: str(path) for name, path in written(tmp_path, {"shop": zones}, ".csv").items()}
+    bank.to_csv(tmp_path / "bank.csv", index=False)
+    bank.to_csv(tmp_path / "points.csv", index=False, sep=";")
+    nodes = [{"file": files["shop"], "id": "id"}, {"file": f"{tmp_path}/points.csv", "id": "id"}]
+    for name, lacks_bank in (("bank", False), ("absent", True)):
+        config = RunConfig.of({"dataset": f"files:{tmp_path}/{name}.csv", "id": "id"})
+        with pytest.raises(VflError) as refused, surveyed(config, nodes):
+            raise UnfitError("no table")
+        said = str(refused.value)
+        assert ("The label holder's table:" in said) == lacks_bank
+        assert ("absent.csv" in said) == lacks_bank
+        assert "Party 1's table:\n  cannot be used: " in said and "has semicolons" in said
+        assert said.count("--node-config") == 1 and "shop.csv' id='id' text='one-hot'" in said
 
 
 def test_a_table_with_a_wrong_id_has_nothing_to_paste(tmp_path: Path) -> None:
@@ -643,7 +661,7 @@ def test_a_table_with_a_wrong_id_has_nothing_to_paste(tmp_path: Path) -> None:
     assert "--node-config" in refusal(tmp_path, bank, shop, "id", "default")  # the control
     for wrong in ("person", "zone"):
         said = refusal(tmp_path, bank.assign(age="x"), shop, wrong, "default")
-        assert "ids: (" in said and "--node-config" not in said and "-id" not in said
+        assert "ids: " in said and "--node-config" not in said and "-id" not in said
 
 
 def test_a_later_file_with_other_columns_is_told_the_options_of_training(tmp_path: Path) -> None:

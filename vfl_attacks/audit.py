@@ -6,6 +6,7 @@ place (`Curious`). No attack reads the memory of a side: true labels and feature
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -24,6 +25,7 @@ from vfl_attacks.guessing import of_guesses
 from vfl_attacks.information import of_information
 from vfl_attacks.labels import Finding, direct, finding, with_known_rows
 from vfl_attacks.reasons import of_reasons
+from vfl_flower.api.model import quiet
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import write_json
 from vfl_flower.config.plugins import SYSTEMS
@@ -183,7 +185,8 @@ def _run(
 ) -> dict[str, Any]:
     """Run for the wiretap, without a results folder; return the figures.
 
-    Reuse the scalar noise of the run whose summary is ``like``, since calibration takes long.
+    Reuse the scalar noise of the run whose summary is ``like``, since calibration takes long. Show
+    no warnings, since they are not about the audited run.
     """
     calibrated = like.get("noise_multiplier")
     if calibrated is not None:
@@ -191,7 +194,8 @@ def _run(
         run_config["noise-multiplier"] = calibrated
     config = resolve(run_config)
     strategy = strategy_of(config)(config, load_labels(config))
-    strategy.start(LocalGrid(tap, parties, run_config, config))
+    with quiet(logging.ERROR):
+        strategy.start(LocalGrid(tap, parties, run_config, config))
     return strategy.figures()
 
 

@@ -173,10 +173,8 @@ def listed(needs: Sequence[Need]) -> str:
     lines = []
     for kind in dict.fromkeys(each.kind for each in needs):
         of_kind = list({each.column: each for each in needs if each.kind == kind}.values())
-        shown = [
-            (f"{each.column!r}" * bool(each.column) + f" ({each.note})" * bool(each.note)).lstrip()
-            for each in of_kind[:_SHOWN]
-        ]
+        both = ((each.column and repr(each.column), each.note) for each in of_kind[:_SHOWN])
+        shown = [f"{name} ({note})" if name and note else name or note for name, note in both]
         more = f" and {len(of_kind) - _SHOWN} more" * (len(of_kind) > _SHOWN)
         hint = f". {_HINTS[kind]}" if kind in _HINTS else ""
         lines.append(f"\n  {kind}: {', '.join(shown)}{more}{hint}")

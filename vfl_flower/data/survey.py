@@ -36,22 +36,24 @@ def surveyed(config: RunConfig, node_configs: Sequence[Mapping[str, Any]]) -> It
             raise
         tables = _needs(config, node_configs)
         kinds = [need.kind for *_, needs in tables for need in needs]
-        if kinds in ([], ["ids"], ["no label column"]):
+        if kinds in ([], ["ids"], ["no label column"], [_UNREAD]):
             raise  # the error says it all
         raise UnfitError(_message(tables, node_configs), outside=error.outside) from error
 
 
-_Needing = tuple[Table, int | None, list[Need]]  # a table, its party, and what it needs
+_UNREAD = "cannot be used"
+_Needing = tuple[Table | None, int | None, list[Need]]  # a table, its party, and what it needs
 
 
 def _needs(config: RunConfig, node_configs: Sequence[Mapping[str, Any]]) -> list[_Needing]:
     """Return the tables that need something."""
-    tables = []
+    tables: list[_Needing] = []
     for party, node in ((None, {}), *enumerate(node_configs)):
         try:
             opened = own_table(config.data) if party is None else source_of(node, party)
-        except ConfigError:
-            continue  # the error that ended the run says it
+        except ConfigError as error:
+            tables.append((None, party, [Need(_UNREAD, "", str(error).rstrip("."))]))
+            continue
         if isinstance(opened, Table):
             own = replace(opened, party=None)  # its errors name the columns
             tables.append((own, party, _of_table(own, has_labels=party is None)))
@@ -59,8 +61,7 @@ def _needs(config: RunConfig, node_configs: Sequence[Mapping[str, Any]]) -> list
     frames = [(own, needs) for own, _, needs in tables if isinstance(own, Frame)]
     words = {word for _, needs in frames for each in needs for word in each.words}
     taken = {word for own, needs in frames for word in own.categories_among(words, needs)}
-    spare = [(own, party, spared(needs, taken)) for own, party, needs in tables]
-    return [each for each in spare if each[-1]]
+    return [(own, party, spared(needs, taken)) for own, party, needs in tables if needs]
 
 
 def _of_table(own: Table, has_labels: bool) -> list[Need]:
@@ -86,7 +87,7 @@ def _of_table(own: Table, has_labels: bool) -> list[Need]:
         if not isinstance(own, KeptFile) or isinstance(own, LargeTable):
             needs += own.needs()
     except ConfigError as error:  # the file cannot be read
-        needs.append(Need("the table", "", str(error).rstrip(".")))
+        needs.append(Need(_UNREAD, "", str(error).rstrip(".")))
     return needs
 
 
@@ -96,8 +97,9 @@ def _message(tables: Sequence[_Needing], node_configs: Sequence[Mapping[str, Any
     shared: dict[str, str] = {}
     for own, party, needs in tables:
         whose = "The label holder" if party is None else f"Party {party}"
-        lines.append(f"{whose}'s {own.kind}{f' {own.path}' * (own.kind == 'file')}:{listed(needs)}")
-        options = remedy(own, needs)
+        named = f"file {own.path}" if own and own.kind == "file" else own.kind if own else "table"
+        lines.append(f"{whose}'s {named}:{listed(needs)}")
+        options = remedy(own, needs) if own else {}
         given = {} if party is None else node_configs[party]
         unnamed = [each.column for each in needs if not each.options and not nameable(each.column)]
         if isinstance(own, Frame) and party is not None:
@@ -110,7 +112,7 @@ def _message(tables: Sequence[_Needing], node_configs: Sequence[Mapping[str, Any
                 both = f"{shared['missing-words']},{options['missing-words']}".split(",")
                 options["missing-words"] = ",".join(dict.fromkeys(both))
             shared |= options
-        elif any(need.kind == "ids" for need in needs):
+        elif any(need.kind in ("ids", _UNREAD) for need in needs):
             continue  # `id` may name another column, and the options would leave out the right one
         elif party is not None:
             to_paste.append(f'--node-config "{pasted({**given, **options})}"')
