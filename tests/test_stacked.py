@@ -31,7 +31,8 @@ from vfl_flower.party.stacked import FEWEST, Stack, StackedModel
 from vfl_flower.party.state import load_arrays, load_scalars
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.directions.window import Directions, StackedDirections
-from vfl_flower.protocol.ends import Arrival
+from vfl_flower.protocol.ends import Arrival, Reading
+from vfl_flower.protocol.estimators.base import Estimator
 from vfl_flower.protocol.system import load_system
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.local import LocalGrid
@@ -580,3 +581,19 @@ def test_of_uploads_that_are_read_at_once_the_one_of_no_use_is_refused_by_its_pa
         run(PARTIES, keys)
     assert str(raised.value).startswith("Party 7 ") and said in str(raised.value)
     assert at_once == [PARTIES, PARTIES if "odd" in said else 0]
+
+
+@pytest.mark.parametrize(("module", "dimensions"), [("mine", 2), ("vfl_flower.ours", 3)])
+def test_a_users_estimator_reads_one_upload_at_a_time(
+    run: Start, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch, module: str, dimensions: int
+) -> None:
+    found = set()
+
+    def read(self: Estimator, blocks: dict[str, torch.Tensor], window: Window) -> Reading:
+        found.add(blocks["embedding"].dim())
+        return Reading(blocks["embedding"], (blocks["embedding"],))
+
+    read.__module__ = module
+    monkeypatch.setattr(Estimator, "read", read)
+    run(PARTIES, {**keys, "epochs": 1})
+    assert found == {dimensions}

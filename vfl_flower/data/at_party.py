@@ -46,6 +46,7 @@ from vfl_flower.data.split import (
 )
 from vfl_flower.data.tables import Table
 
+_MANY = 100_000  # rows of a file: memory is given back in 0.1 s, and some parties are a thousand
 _MANY_PIXELS = 2**27  # bytes of images in single precision; above, keep their pixels as bytes
 
 
@@ -123,7 +124,8 @@ def load_own_features(
     background = np.zeros(len(few), np.uint64)
     background[few >= 0] = own.names(few[few >= 0])
     own.forget_ids()  # before anything else takes much memory
-    return_memory()
+    if count >= _MANY:
+        return_memory()
     if preparation is None:
         _check_no_labels(own, data.label)
         preparation = own.learn(train)
@@ -139,7 +141,8 @@ def load_own_features(
         count=count,
         **numbers,
     )
-    return_memory()
+    if count >= _MANY:
+        return_memory()
     if not watched:
         return block
     few = train[sampled(len(train), len(preparation.mean))]

@@ -154,7 +154,11 @@ class LabelHolder:
         windows = {(each.epoch, each.first, each.steps, each.coordinated) for each in orders}
         ends = [self.uplinks[party] for party in parties]
         forms = {(*((name, of.plain, of.shape) for name, of in end.items()),) for end in ends}
+        # Code of users expects the upload of one party.
+        code = type(self.estimator).read, type(self.sampling).uploaded
         reads = type(self.aggregation).read is Aggregation.read and not self.estimator.broadcasts
+        reads &= all(each.__module__.startswith("vfl_flower.") for each in code)
+        reads &= not self.aggregation.waits
         masks = [self.table.present[party] for party in parties]
         if not (len(windows) == len(forms) == 1 and orders[0].coordinated and reads):
             return []
