@@ -17,6 +17,7 @@ from sklearn.datasets import make_classification
 
 from tests.conftest import ALL_ROWS, Start, nightly
 from vfl_flower import client_app
+from vfl_flower.config.arrays import peak, peaks
 from vfl_flower.config.errors import PartyError, VflError
 from vfl_flower.config.options import EstimatorConfig
 from vfl_flower.config.plugins import SYSTEMS
@@ -597,3 +598,8 @@ def test_a_users_estimator_reads_one_upload_at_a_time(
     monkeypatch.setattr(Estimator, "read", read)
     run(PARTIES, {**keys, "epochs": 1})
     assert found == {dimensions}
+
+
+def test_the_largest_number_of_each_of_many_uploads_is_that_of_one() -> None:
+    rows = torch.from_numpy(np.random.default_rng(0).normal(size=(5, 9, 3)))
+    assert peaks(rows).tolist() == [peak(each) for each in rows.unbind(1)]
