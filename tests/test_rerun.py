@@ -36,7 +36,15 @@ from vfl_flower.tools import cli
 from vfl_flower.tools.compare import compare
 from vfl_flower.tools.seeds import repeated
 from vfl_flower.transport.digests import digest_of
-from vfl_flower.transport.messages import EmbedOrder, EvaluateOrder, TrainOrder, Turn, Upload
+from vfl_flower.transport.messages import (
+    CheckpointOrder,
+    EmbedOrder,
+    EvaluateOrder,
+    RestoreOrder,
+    TrainOrder,
+    Turn,
+    Upload,
+)
 from vfl_flower.transport.wire import Call
 
 EPOCHS = {"epochs": 2, "bottom-hidden": 8, "top-hidden": 8}
@@ -398,7 +406,7 @@ def test_digests_differ_between_all_that_messages_say() -> None:
         *(({"a": a}, None), ({"b": a}, None), ({"a": a + 1}, None), ({"a": a.reshape(2, 2)}, None)),
         *(({"a": a.view(np.int64)}, None), ({"a": a}, order), ({"a": a}, EmbedOrder(exchange=1))),
         *(({"a": a}, EvaluateOrder(exchange=1, number=1)), ({"a": a}, EmbedOrder(exchange=2))),
-        ({"a": a}, EvaluateOrder(exchange=2)),
+        *(({"a": a}, kind(exchange=2, number=1)) for kind in (CheckpointOrder, RestoreOrder)),
     ]
     found = {digest_of(b"secret", arrays, of) for arrays, of in said}
     assert len(found) == len(said) and digest_of(b"other", {"a": a}) not in found
