@@ -30,7 +30,7 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
 from vfl_flower.data.labels import Labels, class_weights
-from vfl_flower.label_holder import label_holder
+from vfl_flower.label_holder import about_data, label_holder
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.label_holder.table import Table, WindowTable
 from vfl_flower.launch import engines as engines
@@ -651,3 +651,13 @@ def test_rows_that_a_party_lacks_are_never_too_old() -> None:
     present = np.array([[1, 1], [1, 0], [1, 1]], bool)
     table = Table(columns, np.zeros((3, 0)), torch.device("cpu"), 3, present)
     assert asked_again(table, 0, 3) == {1: [0, 2]}
+
+
+def test_the_digest_of_rows_knows_no_order_and_counts_each_once() -> None:
+    def digest(*parts: list[int]) -> str:
+        people: Any = [np.array(each, np.uint64) for each in parts]
+        found = about_data._digest(replace(load_labels(resolve({})), people=people))
+        assert [each.tolist() for each in people] == list(parts)  # the rows keep their order
+        return found
+
+    assert digest([3, 1], [2]) == digest([1, 2], [3, 3, 1]) != digest([1, 2], [4])

@@ -123,6 +123,14 @@ def test_every_run_on_the_same_labels_has_the_same_noise() -> None:
     assert len(both) > 800 and all(one == two for one, two in both)
 
 
+def test_labels_of_another_digest_are_drawn_anew() -> None:
+    """Else two draws would show where labels have changed. The control: the same digest."""
+    labels = of_classes(2, 200)
+    first, again = drawn(labels)[0].train, drawn(labels)[0].train
+    other = drawn(replace(labels, whole="others"))[0].train
+    assert np.array_equal(first, again) and 20 < (first != other).sum() < 180
+
+
 def test_another_epsilon_is_another_draw_and_the_sum_is_said() -> None:
     labels = load_labels(config_of())
     first, _ = drawn(labels)

@@ -1,6 +1,8 @@
 """A user's paper, codec, estimator, runtime, data and models: one file each."""
 
 import json
+import shutil
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -478,6 +480,25 @@ def test_an_installed_package_declares_its_own(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(plugins.Registry, "entries", EntryPoints([entry]))
     assert "borrowed" in SYSTEMS.names
     assert SYSTEMS.load("borrowed") is SYSTEMS.load("vafl")
+
+
+@pytest.mark.parametrize("kind", ["folder", "here", "wheel"])
+def test_a_package_that_comes_or_goes_while_a_process_runs_is_noticed(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The place may be on the path before, or be the working directory, or a file."""
+    monkeypatch.chdir(tmp_path)
+    if kind != "wheel":
+        monkeypatch.setattr(sys, "path", [str(tmp_path) if kind == "folder" else "", *sys.path])
+    assert "later" not in SYSTEMS.names
+    install(tmp_path, "later", "[vfl_flower.systems]\nlater = strategies.papers.vafl:VAFL\n")
+    if kind == "wheel":
+        shutil.make_archive(str(tmp_path / "later"), "zip", tmp_path, "later-1.0.dist-info")
+        monkeypatch.setattr(sys, "path", [str(tmp_path / "later.zip"), *sys.path])
+    assert SYSTEMS.load("later") is SYSTEMS.load("vafl")
+    shutil.rmtree(tmp_path / "later-1.0.dist-info")
+    (tmp_path / "later.zip").unlink(missing_ok=True)
+    assert "later" not in SYSTEMS.names
 
 
 def test_a_data_set_of_an_installed_package_may_take_a_place_or_not(

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,16 @@ from vfl_flower.results.figures import headline
 from vfl_flower.tools import cli
 from vfl_flower.tools.compare import compare
 from vfl_flower.tools.seeds import repeated
-from vfl_flower.transport.messages import TrainOrder, Turn, Upload
+from vfl_flower.transport.digests import digest_of
+from vfl_flower.transport.messages import (
+    CheckpointOrder,
+    EmbedOrder,
+    EvaluateOrder,
+    RestoreOrder,
+    TrainOrder,
+    Turn,
+    Upload,
+)
 from vfl_flower.transport.wire import Call
 
 EPOCHS = {"epochs": 2, "bottom-hidden": 8, "top-hidden": 8}
@@ -388,3 +398,16 @@ def test_a_verdict_names_what_differs_of_what_the_earlier_run_saved(
     )
     arrays = {"a": np.array(1), "transcript": np.zeros(0, np.uint8)}
     assert verdict(arrays, {"auc": 0.5}, again)["differs"] == differs
+
+
+def test_digests_differ_between_all_that_messages_say() -> None:
+    a, order = np.arange(4.0), EvaluateOrder(exchange=1)
+    said: list[tuple[dict[str, Any], Turn | None]] = [
+        *(({"a": a}, None), ({"b": a}, None), ({"a": a + 1}, None), ({"a": a.reshape(2, 2)}, None)),
+        *(({"a": a.view(np.int64)}, None), ({"a": a}, order), ({"a": a}, EmbedOrder(exchange=1))),
+        *(({"a": a}, EvaluateOrder(exchange=1, number=1)), ({"a": a}, EmbedOrder(exchange=2))),
+        *(({"a": a}, kind(exchange=2, number=1)) for kind in (CheckpointOrder, RestoreOrder)),
+    ]
+    found = {digest_of(b"secret", arrays, of) for arrays, of in said}
+    assert len(found) == len(said) and digest_of(b"other", {"a": a}) not in found
+    assert digest_of(b"secret", {"a": a.copy()}, replace(order, of_parties=9)) in found

@@ -49,8 +49,9 @@ class Registry:
     @property
     def entries(self) -> EntryPoints:
         """The entry points of this kind. All are read anew only if a folder of packages changes."""
-        folders = (each for each in sys.path if os.path.isdir(each))
-        found = _declared(tuple((each, os.stat(each).st_mtime_ns) for each in folders))
+        # A place may be a wheel, too, or "" for whatever is the working directory.
+        places = ((each, os.stat(each or ".")) for each in sys.path if os.path.exists(each or "."))
+        found = _declared(tuple((each, at.st_ino, at.st_mtime_ns) for each, at in places))
         return found.select(group=self.group)
 
     @property
@@ -98,7 +99,7 @@ class Registry:
 
 
 @lru_cache(maxsize=1)
-def _declared(folders: tuple[tuple[str, int], ...]) -> Any:
+def _declared(places: tuple[tuple[str, int, int], ...]) -> Any:
     return entry_points()
 
 

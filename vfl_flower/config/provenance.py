@@ -109,11 +109,16 @@ def free_memory() -> float:
     return float("inf") if found is None else found
 
 
-def return_memory() -> None:
-    """Give freed memory back to the system: after a large file, a tenth of the process.
+_MANY = 100_000  # rows of a file; giving back takes 0.1 s, and a process may hold 1,000 parties
+
+
+def return_memory(rows: int) -> None:
+    """Give freed memory back to the system, after a file of many rows: a tenth of the process.
 
     Many small pieces of a table are freed, and C's allocator keeps them for later ones.
     """
+    if rows < _MANY:
+        return
     if pyarrow := sys.modules.get("pyarrow"):
         pyarrow.default_memory_pool().release_unused()
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):

@@ -76,7 +76,7 @@ def own_labels(
     values, digest = own.labels(common.rows), own.digest(common.rows)
     labels = encode_labels(data, values[train], values[test], digest)
     labels = labels if about is None else as_known(data, labels, about)
-    return_memory()
+    return_memory(len(own.ids))
     people, whole, present = None, "", common.present
     if own.has_ids:
         numbers = own.people(common.rows)

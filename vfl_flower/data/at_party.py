@@ -123,7 +123,7 @@ def load_own_features(
     background = np.zeros(len(few), np.uint64)
     background[few >= 0] = own.names(few[few >= 0])
     own.forget_ids()  # before anything else takes much memory
-    return_memory()
+    return_memory(count)
     if preparation is None:
         _check_no_labels(own, data.label)
         preparation = own.learn(train)
@@ -139,7 +139,7 @@ def load_own_features(
         count=count,
         **numbers,
     )
-    return_memory()
+    return_memory(count)
     if not watched:
         return block
     few = train[sampled(len(train), len(preparation.mean))]
