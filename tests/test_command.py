@@ -111,7 +111,7 @@ def test_results_of_another_run_are_not_written_over(
         before = contents(tmp_path / "out")
         assert main(arguments) == 1 and contents(tmp_path / "out") == before
         assert capsys.readouterr().err.endswith(resume)
-    for name in before.keys() - {"history.jsonl"}:  # by which alone it would be seen too
+    for name in before.keys() - {"history.jsonl"}:  # the history alone marks a run too
         (tmp_path / "out" / name).unlink()
     assert main(arguments) == 1 and contents(tmp_path / "out").keys() == {"history.jsonl"}
 

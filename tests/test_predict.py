@@ -293,7 +293,7 @@ def test_without_labels_there_are_predictions_and_no_metrics(organisations: Orga
 
 
 def with_strangers(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows in another order, and rows of people whom the label holder does not know."""
+    """Return the rows in another order, with rows of people who are new to the label holder."""
     others = frame.assign(**{ID: frame[ID] + 10**7, frame.columns[0]: 1e6})
     return pd.concat([others, frame[::-1]])
 

@@ -1,6 +1,8 @@
 """The peak memory that a run reports, and the versions of both sides."""
 
+import ctypes
 import logging
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -161,3 +163,18 @@ def test_versions_of_one_protocol_train_predict_and_serve_together(
     with served(finished.folder, tmp_path / "service", client=next_version) as service:
         assert service.ask(*sorted(service.loaded.rows.ids.tolist())[:2])
     assert {"query.describe", "train"} < served_orders and len(served_orders) > 3
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc alone has it")
+def test_freed_memory_goes_back_to_the_system_after_a_large_file_alone() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    pieces = [b"x" * 60_000 for _ in range(2_000)]
+    pins = pieces[::50]  # so that the heap does not shrink by itself
+    del pieces
+    before = resident()
+    provenance.return_memory(99_999)
+    assert before - resident() < 10e6  # the control
+    provenance.return_memory(100_000)
+    assert before - resident() > 60e6 and len(pins) == 40

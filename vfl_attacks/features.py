@@ -196,7 +196,7 @@ def reports(
     """Return the party's reports on groups with one asked row each, [asked, 2 x reports].
 
     The attacker chooses some rows of a group by a direction of the embeddings, and keeps groups
-    whose reports are not all equal. ``spread`` is that of the factor that hides an index.
+    whose reports are not all equal. A random factor with this ``spread`` hides each index.
     """
     bins = [Bins.learn(column) for column in block.T]
     binned = np.stack([each.of(column) for each, column in zip(bins, block.T, strict=True)], 1)

@@ -48,7 +48,7 @@ def asked(
 
 
 def refused(context: Context, order: messages.Order, why: str | None = None) -> str:
-    """The error by which a party refuses an order."""
+    """Return the text of the error when a party refuses an order."""
     with pytest.raises(VflError, match=why) as raised:
         asked(context, order)
     return str(raised.value)

@@ -102,7 +102,7 @@ def test_a_run_that_breaks_a_rule_is_refused_at_both_ends_whatever_comes_first(
     sentence = f"^failed: Party 0 refuses {what}"
     for order in (DESCRIBE, messages.RejoinOrder(exchange=9, outputs=1)):
         context = node(own, **breaks)
-        if isinstance(order, messages.RejoinOrder):  # from who has lost all
+        if isinstance(order, messages.RejoinOrder):  # the party has lost its state
             restarted(context)
         before = list(context.state)
         with pytest.raises(VflError, match=sentence) as raised:

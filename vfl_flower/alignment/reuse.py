@@ -4,7 +4,7 @@
    ids, and the label holder's answer to the party's question (`ConfirmOrder`), a secret.
 2. In a later run the label holder finds its half by its ids. It names the alignment to the parties
    (`ReuseOrder`), with a proof for each party: a hash of the name and of this run, keyed with that
-   answer. So a stranger who knows the name, or saw the order of another run, gets nothing.
+   answer. A stranger gets nothing by the name, or by an order of another run.
 3. A party says what became of the alignment (`Reused`). If all parties still have it, training
    begins. Otherwise the rows are aligned anew, and a notice says why.
 

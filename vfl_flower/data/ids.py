@@ -60,8 +60,8 @@ class WholeIds(Sequence[bytes]):
     def in_order(self) -> NDArray[np.int64]:
         """Return all rows in the order of their encoded ids, [n].
 
-        The order is that of digits from the left, where a minus comes first. So compare numbers
-        with zeros after them, and then their lengths.
+        Encoded ids are compared digit by digit from the left, and a minus comes before all digits.
+        So compare the numbers with zeros after them, and then their lengths.
         """
         negative = self._numbers < 0
         size = self._numbers.astype(np.uint64)

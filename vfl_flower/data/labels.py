@@ -114,7 +114,7 @@ class Labels:
     def about(self, private: bool = False) -> dict[str, Any]:
         """Return the rows' identity, and what prediction needs: for a checkpoint, in JSON.
 
-        ``private`` omits a digest of the labels, which would reveal one to who knows all others.
+        ``private`` omits a digest of the labels: it would reveal a label to a reader of all others.
         """
         labels = hashlib.sha256(self.train.tobytes() + self.test.tobytes())
         return {

@@ -119,7 +119,7 @@ def _unprotected(summary: Mapping[str, Any]) -> Iterator[str]:
             else ", since the label holder knows which of its ids each party has, and each party "
             "knows which of its ids are used"
         )
-    yield "; ".join([*left, "who is in the data" + learns]) + "."
+    yield "; ".join([*left, "which people are in the data" + learns]) + "."
     yield "vfl audit measures what published attacks make of such messages."
 
 

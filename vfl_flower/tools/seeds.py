@@ -1,6 +1,6 @@
 """Run one configuration with several seeds; report means and standard deviations.
 
-The results folder can be read as that of a run. Its summary and history hold means, and
+The results folder has the form of a run's folder. Its summary and history hold means, and
 ``deviation`` beside figures that differ. Its epsilon covers all seeds together.
 """
 

@@ -80,8 +80,8 @@ def difference(first: tuple[float, float], second: tuple[float, float]) -> Figur
 def placements(scores: NDArray[Any], positive: NDArray[np.bool_]) -> Array:
     """Return the share of the other class that each row ranks rightly against, [R].
 
-    The mean over either class is the AUC, whose variance is that of both means (DeLong et al.,
-    1988).
+    The mean over either class is the AUC. The variances of both means add up to the AUC's variance
+    (DeLong et al., 1988).
     """
     from scipy.stats import rankdata  # lazy: slow to import
 
