@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "7af7ca80d47463507f965ad43541dbb5bec73030314997457ec7e2c2bef101e1"
+DIGEST = "3d624012ed3cf8bebcb1f9bbe961f526472c8a1a445b8a7405dbe2edde0c682b"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

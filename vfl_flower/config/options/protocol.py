@@ -29,10 +29,11 @@ class ScheduleConfig:
         "Sets how many steps of a party one message exchange carries. Large windows save round "
         "trips and make embeddings staler.",
         example="window=8",
-        auto="1 in process, and in runs of at most 64 steps an epoch. Else it starts at 1, grows, "
-        "and shrinks when the loss jumps. It grows to at most 8 under Ray and 32 over streams, but "
-        "no longer than measured times make worthwhile. Over messages between nodes it grows to 16 "
-        "in small runs too. Zeroth order: 16 in place of 1, and at most 64.",
+        auto="1 in process, and in runs of at most 64 steps an epoch. Else it starts at 1, or at "
+        "8 over streams between nodes, grows, and shrinks when the loss jumps. It grows to at most "
+        "8 under Ray and 16 between nodes, but no longer than measured times make worthwhile. Over "
+        "messages between nodes it grows in small runs too. Zeroth order: 16 in place of 1, and at "
+        "most 64.",
         least=1,
     )
     sampling: str = key(
