@@ -205,16 +205,16 @@ def test_people_without_a_label_teach_by_their_scores(
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))  # of the people who withdraw
     everybody = table(1200)
     bank = cut(tmp_path, everybody, own=3, known=1.0)
-    change(bank.labels, lambda frame: frame.iloc[:250])
+    change(bank.labels, lambda frame: frame.iloc[:100])
     bank.run("run", {"epochs": 15})
-    file, outside = tmp_path / "everybody.csv", everybody.loc[250:, ID]
+    file, outside = tmp_path / "everybody.csv", everybody.loc[100:, ID]
     asked = everybody[[ID, "f2", "f0", "f1", "label"]].astype({"label": "Int64"})
-    asked.loc[250:, "label"] = pd.NA
+    asked.loc[100:, "label"] = pd.NA
     asked.sample(frac=1, random_state=0).to_csv(file, index=False)  # in another order
     distil(bank, "few", epochs=20)
     many = distil(bank, "many", dataset=f"files:{file}", epochs=20).summary
     assert many["distilled"]["people_without_label"] == len(outside)
-    assert many["data"]["rows"]["training"] == 170 + len(outside)
+    assert many["data"]["rows"]["training"] == 80 + len(outside)
     given = {"dataset": f"files:{file}"}
     chances = {}
     for name in ("run", "few", "many"):
@@ -222,14 +222,14 @@ def test_people_without_a_label_teach_by_their_scores(
         found = pd.read_csv(predict_local({**given, "model": str(tmp_path / name)}, nodes))
         chances[name] = found.set_index(ID)["probability_1"][outside]
     apart = {n: np.square(chances[n] - chances["run"]).mean() for n in ("few", "many")}
-    assert apart["many"] < 0.9 * apart["few"]
+    assert apart["many"] < 0.5 * apart["few"]  # 0.2 in a dozen runs
     tested = pd.read_csv(tmp_path / "many" / "test_rows.csv")
     assert roc_auc_score(tested["label"], tested["probability_1"]) == many["test_auc"]
     withdrawn = tmp_path / "ids.txt"
     withdrawn.write_text(f"{outside.iloc[0]}\n{outside.iloc[1]}\n{tested['id'][0]}")
     assert main(["forget", "--id-file", str(withdrawn), str(tmp_path)]) == 0
     found = {name: checkpoint.load(tmp_path / name).withdrawn for name in ("run", "few", "many")}
-    assert found == {"run": (0, 170), "few": (0, 170), "many": (2, 170 + len(outside))}
+    assert found == {"run": (0, 80), "few": (0, 80), "many": (2, 80 + len(outside))}
 
 
 def test_many_rows_teach_by_large_batches_unless_options_say_how(
