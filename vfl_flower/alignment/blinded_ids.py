@@ -172,7 +172,6 @@ def find(context: Context, own: Source, order: SetOrder, rules: Rules) -> FoundS
     shapes = names.shape, proofs.shape
     if shapes != ((NAMES, 16), (NAMES, 32)) or not names.dtype == proofs.dtype == np.uint8:
         raise VflError("was sent no names and proofs of sets. Start the run anew.")
-    assert own.party is not None
     if context.node_config.get("source") == "memory":  # data in memory leave no set on disk
         return None
     files.forget_old(files.home("sets", context), own.party, rules)

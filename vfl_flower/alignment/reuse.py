@@ -207,7 +207,6 @@ def store_rows(context: Context, party: int, parties: int) -> None:
 
 def reuse_rows(context: Context, own: Source, parties: int, order: ReuseOrder) -> Reused:
     """Say what became of an alignment; if it is still valid, use its rows."""
-    assert own.party is not None
     store.check_name(order.alignment)
     proofs = order.arrays.get("proofs", np.zeros(0))
     if proofs.dtype != np.uint8 or proofs.ndim != 2 or proofs.shape[1] != 32:

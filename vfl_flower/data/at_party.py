@@ -21,7 +21,7 @@ from vfl_flower.config.options import DataConfig
 from vfl_flower.config.provenance import return_memory
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import samples
-from vfl_flower.data.drift import Watch, sampled
+from vfl_flower.data.drift import Watch, columns_of, sampled
 from vfl_flower.data.own_columns import OwnColumns, signs_of
 from vfl_flower.data.partitioned import Columns, decisive, opened, version_of
 from vfl_flower.data.samples import Augment
@@ -113,7 +113,8 @@ def load_own_features(
     validation = int((parts[1][:validation] >= 0).sum())
     known = None
     if data.align != "any":
-        _check_has_all(own, common)
+        if (common.rows < 0).any():  # a missing row would shift the others
+            raise ConfigError(f"{own.whose} lacks rows that all parties need. Set align = 'any'.")
     elif own.party is not None:
         known = RowMask.of(parts[0] >= 0), RowMask.of(parts[1] >= 0)
     digest, count = own.digest(common.rows[common.rows >= 0]), len(own.ids)
@@ -176,12 +177,6 @@ def _check_monotonic(own: Source, preparation: Preparation) -> None:
             "numbers. Write 'a:+,b:-'.",
             f"monotonic = {own.monotonic!r}. Look at {', '.join(map(repr, wrong))}.",
         )
-
-
-def _check_has_all(own: Source, common: Alignment) -> None:
-    """Refuse a missing row, which would shift the other rows."""
-    if (common.rows < 0).any():
-        raise ConfigError(f"{own.whose} lacks rows that all parties need. Set align = 'any'.")
 
 
 def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows | Compact:
@@ -321,9 +316,5 @@ def partition_columns(config: RunConfig, party: int, parties: int) -> RawColumns
     if config.data.presence < 1:
         mask = row_masks_of(config, (numbers, test_numbers), parties)[0][:, party]
         train, numbers = train[mask], numbers[mask]
-
-    def read() -> Named:
-        for number, column in enumerate(train.T):
-            yield str(number), column.astype(np.float64)
-
-    return RawColumns(alignment, len(train), read, lambda: numbers.astype(np.uint64))
+    read, people = partial(columns_of, train.astype(np.float64)), partial(numbers.astype, np.uint64)
+    return RawColumns(alignment, len(train), read, people)

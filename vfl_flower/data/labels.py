@@ -227,13 +227,11 @@ def as_known(data: DataConfig, labels: Labels, about: Mapping[str, Any]) -> Labe
     if not labels.classes:
         mean, deviation = float(about["mean"]), float(about["deviation"])
         by, shift = labels.deviation / deviation, (labels.mean - mean) / deviation
-        train, test = (
-            (part * by + shift).astype(np.float32) for part in (labels.train, labels.test)
-        )
+        both = (labels.train, labels.test)
+        train, test = ((part * by + shift).astype(np.float32) for part in both)
         return replace(labels, train=train, test=test, mean=mean, deviation=deviation)
     known = {name: number for number, name in enumerate(about["classes"])}
-    unknown = [name for name in labels.classes if name not in known]
-    if unknown:
+    if unknown := [name for name in labels.classes if name not in known]:
         raise ConfigError(
             f"The labels of {data.called} have {len(unknown)} values, such as {unknown[0]!r}, that "
             "the earlier run's model has never seen. Correct them, or leave grow out."
