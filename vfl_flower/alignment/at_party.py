@@ -226,20 +226,14 @@ def confirm(context: Context, party: int, parties: int, order: early.ConfirmOrde
     lasting = "digest", "method", "file", "rules", "bits", "held"
     which = {name: kept[name] for name in lasting if name in kept}
     store.save_state(context, rows=kept["told"], name=name, answer=answer[-1:], **which)
-    if by_psi:
-        _keep_set(context, party, kept, answer[-1:])
-    return Introduction(party=party, parties=parties)
-
-
-def _keep_set(context: Context, party: int, kept: Arrays, proof: Points) -> None:
-    """Note in the party's set that the label holder knows the ids of these rows."""
-    rules, places = store.rules_of(context, "psi"), kept["places"]
-    if "set" in kept:
-        blinded_ids.shown(context, party, store.text_of(kept["set"]), places, rules)
-    elif "key" in kept:  # a new set
+    rules = store.rules_of(context, "psi")  # note in the party's set what the label holder knows
+    if by_psi and "set" in kept:
+        blinded_ids.shown(context, party, store.text_of(kept["set"]), kept["places"], rules)
+    elif by_psi and "key" in kept:  # a new set
         shown = np.zeros(len(kept["at"]), bool)
-        shown[places] = True
+        shown[kept["places"]] = True
         arrays = {"key": kept["key"], "marks": kept["marks"]}
         arrays["points"] = pieces.joined(kept, "points")
-        arrays |= {"proof": proof, "lengths": np.array([len(shown)]), "shown": shown}
+        arrays |= {"proof": answer[-1:], "lengths": np.array([len(shown)]), "shown": shown}
         blinded_ids.keep(context, party, IdSet(time.time(), int(kept["asked"][0]), arrays))
+    return Introduction(party=party, parties=parties)

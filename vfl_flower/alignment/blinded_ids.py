@@ -189,8 +189,7 @@ def find(context: Context, own: Source, order: SetOrder, rules: Rules) -> FoundS
 
 def _grown(path: Path, own: Source, rules: Rules) -> tuple[IdSet, Places] | None:
     """Return a set with the file's new ids, and each place's row; None if most ids have gone."""
-    stored = _usable(path, rules)
-    if not stored:
+    if not (stored := _usable(path, rules)):
         return None
     hashes = keyed_hashes(own.ids, stored.arrays["key"])
     at = where(stored.arrays["marks"], hashes)
@@ -216,8 +215,7 @@ def asked(context: Context, party: int, name: str, ids: int, rules: Rules) -> Id
     """Return the set of this name; add ``ids`` to its count of asked ids."""
     path = _path(context, name, party)
     with files.alone(path):
-        stored = _usable(path, rules)
-        if not stored:
+        if not (stored := _usable(path, rules)):
             raise VflError("has just forgotten its set of blinded ids. Start the run anew.")
         stored = replace(stored, asked=stored.asked + ids)
         if ids:
@@ -328,10 +326,9 @@ def stored_sets(whose: str) -> dict[int, tuple[Path, IdSet]]:
     of_file = files.newest_first(folder, f"{OF_HOLDER}{files.digest_of_path(whose)}-*.npz")
     for path in [*of_file, *files.newest_first(folder, f"{OF_HOLDER}*.npz")]:
         number = path.stem.rpartition("-")[2]
-        if number.isdecimal() and int(number) not in found and len(found) < NAMES:
-            stored = load(path)
-            if stored:
-                found[int(number)] = path, stored
+        wanted = number.isdecimal() and int(number) not in found and len(found) < NAMES
+        if wanted and (stored := load(path)):
+            found[int(number)] = path, stored
     return found
 
 

@@ -118,8 +118,7 @@ def _reused(
             *(ago, stored.parties, len(said)),
         )
         return None
-    lost = next((each for each in said.values() if each.became != _KEPT), None)
-    if lost:
+    if lost := next((each for each in said.values() if each.became != _KEPT), None):
         why = _SAID.get(lost.became, _SAID[_GONE]).format(lost.party, ago, what=_what(config))
         notice.info("%s: rows are aligned anew.", why)
         return None

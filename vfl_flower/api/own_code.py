@@ -135,8 +135,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def _import_path(value: Any) -> str:
     """Return ``package.module:NAME`` or ``FILE.py:NAME``; empty if there is none."""
-    name = getattr(value, "__qualname__", "")
-    if name:
+    if name := getattr(value, "__qualname__", ""):
         return _path_in(getattr(value, "__module__", None) or "", name, value)
     for module, content in list(sys.modules.items()):  # an object, such as a `System`
         for name, each in list(getattr(content, "__dict__", {}).items()):

@@ -112,8 +112,7 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
                 "a mapping from names of parties to such lists. Give columns by their numbers, or "
                 "by their names if X is a frame."
             )
-        absent = [column for part in parts for column in part if not -there <= column < there]
-        if absent:
+        if absent := [column for part in parts for column in part if not -there <= column < there]:
             raise ValueError(
                 f"parties names column {absent[0]}, and X has {there}, counted from 0."
             )

@@ -232,9 +232,7 @@ def terminate(number: int, frame: FrameType | None) -> None:
 
 
 def _resumable(sentence: str, folder: str) -> str:
-    if not folder:
-        return sentence
-    return f"{sentence.rstrip('.')}. Set resume='{folder}' to continue."
+    return f"{sentence.rstrip('.')}. Set resume='{folder}' to continue." if folder else sentence
 
 
 def why(error: BaseException) -> str:

@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "d80f44c5939a6256687717f3e1d5565f6c9ae7e2897f6fc501306faee394ce2c"
+DIGEST = "1a3d0f5594d2ebf93de9f7aa84a67cd6ffc5d882881a2463685acc617a96539a"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

@@ -113,8 +113,7 @@ def load_own_features(
     validation = int((parts[1][:validation] >= 0).sum())
     known = None
     if data.align != "any":
-        if (common.rows < 0).any():  # a missing row would shift the others
-            raise ConfigError(f"{own.whose} lacks rows that all parties need. Set align = 'any'.")
+        _check_has_all(own, common)
     elif own.party is not None:
         known = RowMask.of(parts[0] >= 0), RowMask.of(parts[1] >= 0)
     digest, count = own.digest(common.rows[common.rows >= 0]), len(own.ids)
@@ -179,6 +178,12 @@ def _check_monotonic(own: Source, preparation: Preparation) -> None:
         )
 
 
+def _check_has_all(own: Source, common: Alignment) -> None:
+    """Refuse a missing row, which would shift the other rows."""
+    if (common.rows < 0).any():
+        raise ConfigError(f"{own.whose} lacks rows that all parties need. Set align = 'any'.")
+
+
 def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows | Compact:
     """Return samples of own rows. Read them now, or on use if the source is lazy."""
     if own.lazy:
@@ -203,22 +208,20 @@ def load_features(config: RunConfig, party: int, parties: int) -> ArrayBlock:
 
 
 def load_partition(config: RunConfig, party: int, parties: int) -> FeatureBlock:
-    """Return a party's columns of a partitioned data set, scaled by its training rows."""
+    """Return a party's columns of a partitioned data set, scaled by its training rows.
+
+    It may lack rows (`row_masks_of`).
+    """
     data, sequences = config.data, config.models.bottom == "lstm"
     block = _load_part(decisive(data), version_of(data), sequences, party, parties)
-    return block if data.presence >= 1 else _with_presence(block, config, party, parties)
-
-
-def _with_presence(
-    block: FeatureBlock, config: RunConfig, party: int, parties: int
-) -> FeatureBlock:
-    """Keep a party's rows of a partitioned data set (`row_masks_of`)."""
+    if data.presence >= 1:
+        return block
     numbers = block.train_rows, block.test_rows
     has = row_masks_of(config, numbers, parties)
     known = RowMask.of(has[0][:, party]), RowMask.of(has[1][:, party])
     if not len(known[0].ids):
         raise ConfigError(
-            f"presence = {config.data.presence} leaves party {party} no training row. Raise it."
+            f"presence = {data.presence} leaves party {party} no training row. Raise it."
         )
     train, test = (
         rows[has.ids] if isinstance(rows, np.ndarray) else Compact(has.ids, rows.__getitem__)

@@ -248,8 +248,7 @@ def _standardised(data: DataConfig, train: Array, test: Array, ids_digest: str) 
             "Name another label column, or leave target out."
         )
     train, test = train.astype(np.float64), test.astype(np.float64)
-    named = bounds(data)
-    if named:  # then the scale depends on no label
+    if named := bounds(data):
         train = np.clip(train, *named)
         mean, deviation = (named[0] + named[1]) / 2, (named[1] - named[0]) / math.sqrt(12)
     else:

@@ -103,12 +103,10 @@ class OwnColumns(Source):
         plain = [name for name in others if name not in kept_out]
         if self.columns in ("", "none"):
             return [] if self.columns else plain
-        named = _listed(self.columns)
+        features = named = _listed(self.columns)
         if self.leaves_out:  # a later file may lack the columns
             named = [name.removeprefix("-") for name in named]
             features = [name for name in plain if name not in named]
-        else:
-            features = named
         if len(set(named)) < len(named) or not set(features) <= set(others):
             raise self._misnamed()
         return features

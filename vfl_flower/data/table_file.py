@@ -162,8 +162,7 @@ class TableFile:
         self, names: Collection[str], texts: Collection[str], rows: int | None
     ) -> Iterator[Any]:
         new = [name for name in names if name not in self._kinds and name not in texts]
-        undecided = [name for name in new if column_types.is_text(self.type_of(name))]
-        if undecided:
+        if undecided := [name for name in new if column_types.is_text(self.type_of(name))]:
             self._kinds.update(column_types.kinds_of(self.pieces(undecided, rows)))
         kinds = {**self._kinds, **dict.fromkeys(texts, "text")}
         return (column_types.typed(each, kinds) for each in self.pieces(names, rows))

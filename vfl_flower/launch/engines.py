@@ -47,8 +47,7 @@ class Finished:
     @property
     def history(self) -> list[dict[str, Any]]:
         """The entries of ``history.jsonl``, one for each evaluation."""
-        lines = (self.folder / "history.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        return [*map(json.loads, (self.folder / "history.jsonl").read_text().splitlines())]
 
     def parameters(self, name: str) -> dict[str, Any]:
         """Return the parameters of a saved model: "top"; in process also "party-0", ..."""
@@ -264,8 +263,7 @@ def with_model(
             "resume='%s' to run it to its end.",
             *(config.model, found.epoch, f" of {epochs}" if epochs else "", config.model),
         )
-    there = available_parties(config, found)
-    left = there.without if there else frozenset()
+    left = there.without if (there := available_parties(config, found)) else frozenset()
     if len(node_configs) == parties - len(left):  # of the available parties
         given = iter(node_configs)
         node_configs = [{} if party in left else next(given) for party in range(parties)]

@@ -221,8 +221,7 @@ def ray_cluster() -> str:
 
 def ray_cpus() -> int:
     """Return the number of CPUs for Ray's actors: on its cluster, if any, or this machine."""
-    address = ray_cluster()
-    if not address:
+    if not (address := ray_cluster()):
         return os.cpu_count() or 1
     import ray
 

@@ -15,11 +15,10 @@ class ModelConfig:
     bottom: str = basic(
         "tabular-or-mlp",
         "Chooses the party's model, which maps features to an embedding. `tabular-or-mlp` is "
-        "`tabular` for rows of at most 128 numbers, else `mlp`. "
-        "`tabular` encodes numbers by their quantiles, and averages 8 models with shared weights. "
-        "`binarised` and `scorecard` have no gradient, so they need a zeroth-order system. "
-        "FILE.py:NAME names your own torch module. On real nodes, each party names its own "
-        "module.",
+        "`tabular` for rows of at most 128 numbers, else `mlp`. `tabular` encodes numbers by their "
+        "quantiles, and averages 8 models with shared weights. `binarised` and `scorecard` have no "
+        "gradient, so they need a zeroth-order system. FILE.py:NAME names your own torch module. "
+        "On real nodes, each party names its own module.",
         example="bottom-model='linear'",
         auto="the system's, or tabular-or-mlp for parties that learn from gradients. Else mlp.",
         name="bottom-model",
@@ -55,9 +54,7 @@ class ModelConfig:
         choices=("none", "relu", "sigmoid", "tanh"),
     )
     bottom_bias: bool = setting(
-        True,
-        "Adds a bias to the linear layers of the bottom model.",
-        example="bottom-bias=false",
+        True, "Adds a bias to the linear layers of the bottom model.", example="bottom-bias=false"
     )
     top: str = basic(
         "mlp",
@@ -74,10 +71,7 @@ class ModelConfig:
         before="own.py has a torch module Top(sizes, outputs, width)",
     )
     top_hidden: int = setting(
-        64,
-        "Sets the hidden units of an mlp top model.",
-        example="top-hidden=32",
-        least=1,
+        64, "Sets the hidden units of an mlp top model.", example="top-hidden=32", least=1
     )
     combine: str = basic(
         "concat",

@@ -136,8 +136,7 @@ class TrainingConfig:
     subsets: str | None = key(
         None,
         "Chooses the party subsets that the top model also trains on. `sampled` draws one random "
-        "subset, of uniform size. `laser` takes one subset of each size, weighted as in "
-        "LASER-VFL.",
+        "subset, of uniform size. `laser` takes one subset of each size, weighted as in LASER-VFL.",
         example="subsets='sampled' combine='mean'",
         auto="off. If parties may lack rows: laser for first-order systems but cvfl, sampled for "
         "others.",
@@ -165,10 +164,7 @@ class TrainingConfig:
         symbol="lambda",
     )
     seed: int = basic(
-        0,
-        "Sets the seed of models, mini-batches and simulated delays.",
-        example="seed=1",
-        least=0,
+        0, "Sets the seed of models, mini-batches and simulated delays.", example="seed=1", least=0
     )
 
 
