@@ -162,8 +162,7 @@ def fresh(own: Source) -> Arrays:
 
 def own_outputs(own: Source, key: NDArray[np.uint8], rows: Places) -> Points:
     """Return F(id) of these rows, with the secret b of a set."""
-    points = Blinding(key.tobytes()).of_ids(own.ids, rows)
-    return outputs(chosen(own.ids, rows), points)
+    return outputs(chosen(own.ids, rows), Blinding(key.tobytes()).of_ids(own.ids, rows))
 
 
 def find(context: Context, own: Source, order: SetOrder, rules: Rules) -> FoundSet | None:

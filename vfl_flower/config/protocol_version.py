@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "1a3d0f5594d2ebf93de9f7aa84a67cd6ffc5d882881a2463685acc617a96539a"
+DIGEST = "f9eaf475eeb44eb41ca20a11da8c7a2c2a6e8fe6af8d5c0cfe0952df3e3e3c0c"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

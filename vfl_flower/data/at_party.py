@@ -319,5 +319,5 @@ def partition_columns(config: RunConfig, party: int, parties: int) -> RawColumns
     if config.data.presence < 1:
         mask = row_masks_of(config, (numbers, test_numbers), parties)[0][:, party]
         train, numbers = train[mask], numbers[mask]
-    read, people = partial(columns_of, train.astype(np.float64)), partial(numbers.astype, np.uint64)
-    return RawColumns(alignment, len(train), read, people)
+    people = partial(numbers.astype, np.uint64)
+    return RawColumns(alignment, len(train), lambda: columns_of(train.astype(np.float64)), people)

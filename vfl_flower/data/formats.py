@@ -272,15 +272,17 @@ class _Parts:
         """Return labels of each part, with class names for numbers. -1 is a missing label."""
         from datasets import ClassLabel
 
-        label, names = self._data.label, self._parts[0].column_names
-        has_label(self._data, names)
-        kind, parts = self._kinds[label], [self._column(part, label) for part in self._parts]
+        label, parts = self._data.label, []
+        has_label(self._data, self._parts[0].column_names)
         plain = self._data.target == "regression"  # stars of a review, for example
-        if plain or not isinstance(kind, ClassLabel) or parts[0].dtype.kind != "i":
-            return parts
-        if any(each.min(initial=0) < 0 for each in parts):
-            raise missing_labels(self._data)
-        return [np.array(kind.names)[each] for each in parts]
+        for part in self._parts:
+            kind, values = part.features[label], self._column(part, label)
+            if isinstance(kind, ClassLabel) and values.dtype.kind == "i" and not plain:
+                if values.min(initial=0) < 0:
+                    raise missing_labels(self._data)
+                values = np.array(kind.names)[values]
+            parts.append(values)
+        return parts
 
     @cached_property
     def _only_column(self) -> list[Array]:

@@ -184,8 +184,7 @@ def digest_of_labels(rows: str, regression: bool, *parts: Array) -> str:
     values = np.concatenate([part.astype(str) if texts else part for part in parts])
     if not regression or values.dtype.kind not in "biuf":
         values = np.unique(values, return_inverse=True)[1]
-    known = values.astype("<f8").tobytes()
-    return hashlib.sha256(rows.encode() + known).hexdigest()
+    return hashlib.sha256(rows.encode() + values.astype("<f8").tobytes()).hexdigest()
 
 
 def _counts(labels: Array, classes: int, kept: float) -> Array:

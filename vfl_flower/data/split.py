@@ -172,8 +172,7 @@ BACKGROUND = 1000  # number of held-out rows that stand for absent participants 
 
 def background_rows(rows: int, most: int = BACKGROUND) -> NDArray[np.int64]:
     """Return the places of ``most`` random held-out rows, or of all; always the same."""
-    chosen = np.random.default_rng(0).permutation(rows)[:most]
-    return np.sort(chosen)
+    return np.sort(np.random.default_rng(0).permutation(rows)[:most])
 
 
 @dataclass(frozen=True)
