@@ -309,7 +309,7 @@ def test_a_group_of_this_user_alone_may_write(
             with pytest.raises(ConfigError, match=r"by its group. .* or run `chmod g-w"):
                 check_own(shared)
         monkeypatch.undo()
-    monkeypatch.setattr(files, "_attributes", lambda folder: ["system.posix_acl_access"])
+    monkeypatch.setattr("os.listxattr", lambda folder: ["system.posix_acl_access"])
     with pytest.raises(ConfigError, match="by its group"):  # an access list may name others
         check_own(shared)
 

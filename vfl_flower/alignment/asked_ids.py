@@ -63,8 +63,7 @@ def judge(context: Context, rules: Rules, proves: Callable[[], bool]) -> bool:
         return proves()
     with _opened(context) as ledger:
         _check(context, rules, ledger, 0, "a proof")
-        proved = proves()
-        if not proved:
+        if not (proved := proves()):
             _add(ledger, rules, 1)
             ledger.add(_WRONG, 1)
     return proved

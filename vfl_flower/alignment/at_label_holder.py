@@ -24,14 +24,8 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.ids import by_id, chosen, hint_of_forms
 from vfl_flower.data.split import Alignment, newest
 from vfl_flower.data.tables import Table
+from vfl_flower.transport import early_messages as early
 from vfl_flower.transport.base import Transport
-from vfl_flower.transport.early_messages import (
-    Aligned,
-    AlignOrder,
-    CommonOrder,
-    ConfirmOrder,
-    SetKept,
-)
 from vfl_flower.transport.flower_internals import lasting_home
 from vfl_flower.transport.gather import AvailableParties, gather, gather_all
 from vfl_flower.transport.messages import Introduction, checked
@@ -106,8 +100,8 @@ class _Steps:
     def ask_about_all(self) -> Questions:
         """Send one blinded digest of all ids; return the parties' questions about theirs."""
         arrays = {"ids": self.blinding.of_ids([psi.digest_of_all(self.own.ids)])}
-        order = AlignOrder(method="ids", config=self.about, arrays=arrays)
-        return gather_all(self.transport, order, Aligned, self.config.running)
+        order = early.AlignOrder(method="ids", config=self.about, arrays=arrays)
+        return gather_all(self.transport, order, early.Aligned, self.config.running)
 
     # --- step 0: find the sets that parties keep ------------------------------------------------
 
@@ -117,11 +111,11 @@ class _Steps:
         order = blinded_ids.set_order(stored, run, self.about)
         running = self.config.running
         if self.available and node is not None:
-            asked = gather(self.transport, {node: order}, SetKept, self.timeout, self.lenient)
+            asked = gather(self.transport, {node: order}, early.SetKept, self.timeout, self.lenient)
             new = set(range(self.available.parties)) - self.available.without
             answers = {node: answer for node, answer in asked.items() if answer.party in new}
         else:
-            answers = gather_all(self.transport, order, SetKept, running, self.available)
+            answers = gather_all(self.transport, order, early.SetKept, running, self.available)
         for node, answer in answers.items():
             path, found = stored.get(answer.party, (None, None))
             if not path or not found or not blinded_ids.is_proved(answer, found, run):
@@ -132,7 +126,7 @@ class _Steps:
 
     def match(self) -> dict[int, NDArray[np.int32]]:
         """Return node -> the place of each row in the party's order, or -1, [N]."""
-        ids, order = self.own.ids, AlignOrder(method="psi", config=self.about)
+        ids, order = self.own.ids, early.AlignOrder(method="psi", config=self.about)
         replies = {}
         for node, each in self.sets.items():
             of_party, known = replace(order, anew=each.stored is None), len(each.arrays["points"])
@@ -143,8 +137,13 @@ class _Steps:
         )
         places = {}
         for node in list(replies):
-            each = self.sets[node]
-            places[node] = self._matched(replies.pop(node), each)
+            each, reply = self.sets[node], replies.pop(node)
+            reply.points = pieces.outputs_of(partial(chosen, ids), reply.rows, reply.points)
+            with pieces.sent(by=each.party):
+                blinded_ids.check_answer(reply.own, reply.gone, len(each.arrays["points"]))
+                each.learn(reply.rows, reply.points, reply.own)
+                places[node] = each.places(reply.gone)
+            del reply  # its points take much memory
             found, new = int((places[node] >= 0).sum()), int(each.new.sum())
             self.known[each.party] = found
             said = "" if new == len(ids) else f", {new} of them new to it"
@@ -164,7 +163,7 @@ class _Steps:
     def match_by_rules(self) -> dict[int, NDArray[np.int32]]:
         """Return node -> the place of each row in the party's order, or -1, [N]."""
         parties = {node: each.party for node, each in self.sets.items()}
-        order = AlignOrder(method="psi", config=self.about)
+        order = early.AlignOrder(method="psi", config=self.about)
         self.by_rules = RuleSteps(
             self.transport, self.config, self.own.keys, parties, self.blinding, order, self.lenient
         )
@@ -179,27 +178,13 @@ class _Steps:
             for line in lines:
                 notice.info("  %s", line)
             if not found and not self.available:
-                unused = [
-                    " ".join(line.split()).rstrip(".") for line in lines if "not used" in line
-                ]
-                why = "; ".join(unused) or "No key is equal at both"
+                unused = (" ".join(line.split()) for line in lines if "not used" in line)
+                why = "; ".join(line.rstrip(".") for line in unused) or "No key is equal at both"
                 raise ConfigError(
                     f"Party {each.party} has none of the {len(each.places)} people of "
-                    f"{self.own.whose}. {why}. "
-                    f"{each.hint() or 'Check match-columns.'}"
+                    f"{self.own.whose}. {why}. {each.hint() or 'Check match-columns.'}"
                 )
         return {node: each.places for node, each in self.by_rules.matches.items()}
-
-    def _matched(self, reply: pieces.Reply, known: PartySet) -> NDArray[np.int32]:
-        """Return the place of each row in the party's order, or -1, [N]."""
-        to_ids = partial(chosen, self.own.ids)
-        reply.points = pieces.outputs_of(to_ids, reply.rows, reply.points)
-        try:
-            blinded_ids.check_answer(reply.own, reply.gone, len(known.arrays["points"]))
-            known.learn(reply.rows, reply.points, reply.own)
-            return known.places(reply.gone)
-        except VflError as error:
-            raise ConfigError(f"Party {known.party} sent {error}") from None
 
     # --- step 4: choose the rows, and tell the parties ------------------------------------------
 
@@ -248,7 +233,7 @@ class _Steps:
         for node, of_party in places.items():
             mine = of_party[self.rows]
             if (mine >= 0).any():
-                orders[node] = CommonOrder(config=self.about, arrays={"places": mine, **held})
+                orders[node] = early.CommonOrder(config=self.about, arrays={"places": mine, **held})
             elif not self.available:
                 raise ConfigError(
                     f"Party {self.sets[node].party} has none of the {len(mine)} rows in use. Lower "
@@ -270,7 +255,7 @@ class _Steps:
                     f"Party {party} asked an invalid question: {error} Start it anew."
                 ) from None
             arrays = {"answer": answer}
-            orders[node] = ConfirmOrder(alignment=name, config=self.about, arrays=arrays)
+            orders[node] = early.ConfirmOrder(alignment=name, config=self.about, arrays=arrays)
             answers[party] = answer[-1:]
         done = gather(self.transport, orders, Introduction, self.timeout, self.lenient)
         none = np.zeros((0, 32), np.uint8)

@@ -40,14 +40,7 @@ from vfl_flower.config.logs import log
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.ids import by_id, chosen, hint_of_forms
 from vfl_flower.data.source import Source
-from vfl_flower.transport.early_messages import (
-    Aligned,
-    AlignOrder,
-    CommonOrder,
-    ConfirmOrder,
-    SetKept,
-    SetOrder,
-)
+from vfl_flower.transport import early_messages as early
 from vfl_flower.transport.messages import Arrays, Introduction
 
 _OF_SET = "set", "key", "at", "asked", "points"
@@ -57,27 +50,25 @@ _SAMPLE = 10_000  # most rows of a question; enough to find one stranger in a th
 # --- step 0: find a set ---------------------------------------------------------------------------
 
 
-def find_set(context: Context, own: Source, parties: int, order: SetOrder) -> SetKept:
+def find_set(context: Context, own: Source, parties: int, order: early.SetOrder) -> early.SetKept:
     """Name the set of an earlier alignment, but only to its label holder, who proves it."""
-    assert own.party is not None
     store.save_state(context)
     rules = store.rules_of(context, "psi")
     found = blinded_ids.find(context, own, order, rules) if rules.align == "psi" else None
     if not found:
-        return SetKept(party=own.party, parties=parties)
+        return early.SetKept(party=own.party, parties=parties)
     name = np.frombuffer(found.stored.name.encode(), np.uint8)
     store.save_state(
         context, set=name, known=np.array([found.known]), at=found.at, file=store.digest_of(own)
     )
-    return SetKept(party=own.party, parties=parties, arrays={"proof": found.proof})
+    return early.SetKept(party=own.party, parties=parties, arrays={"proof": found.proof})
 
 
 # --- step 2: blind the label holder's ids again, and the party's own ------------------------------
 
 
-def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Aligned:
+def blind(context: Context, own: Source, parties: int, order: early.AlignOrder) -> early.Aligned:
     """Answer with blinded ids, or with a question under method "ids"."""
-    assert own.party is not None
     if order.rule:
         return by_rules.blind(context, own, parties, order)
     by_rules.check_ids(own)
@@ -91,7 +82,7 @@ def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Ali
             arrays = _ask_about_all(context, own, theirs)
     else:
         arrays, places = _blind(context, own, rules, order, theirs)
-    return Aligned(party=own.party, parties=parties, places=places, arrays=arrays)
+    return early.Aligned(party=own.party, parties=parties, places=places, arrays=arrays)
 
 
 def _ask_about_all(context: Context, own: Source, theirs: Points) -> Arrays:
@@ -110,10 +101,9 @@ def _ask_about_all(context: Context, own: Source, theirs: Points) -> Arrays:
 
 
 def _blind(
-    context: Context, own: Source, rules: Rules, order: AlignOrder, theirs: Points
+    context: Context, own: Source, rules: Rules, order: early.AlignOrder, theirs: Points
 ) -> tuple[Arrays, int]:
     """Return a piece of ids blinded again, at last also own outputs, and the number of these."""
-    assert own.party is not None
     kept, file = store.saved_state(context), store.digest_of(own)
     if not order.piece:
         if not order.anew and "known" not in kept:
@@ -158,9 +148,10 @@ def _blind(
 # --- step 5: ask whether the label holder knows the ids of the rows -------------------------------
 
 
-def take_common(context: Context, own: Source, parties: int, order: CommonOrder) -> Introduction:
+def take_common(
+    context: Context, own: Source, parties: int, order: early.CommonOrder
+) -> Introduction:
     """Answer with a question about the rows that the label holder names."""
-    assert own.party is not None
     kept, places = store.saved_state(context), order.arrays.get("places", np.zeros(0))
     if "shown" not in kept or places.dtype != np.int32 or places.ndim != 1:
         raise VflError("was told rows that it was not asked about. Start the run anew.")
@@ -210,7 +201,7 @@ def take_common(context: Context, own: Source, parties: int, order: CommonOrder)
 # --- step 6: check the answer, and use the rows ---------------------------------------------------
 
 
-def confirm(context: Context, party: int, parties: int, order: ConfirmOrder) -> Introduction:
+def confirm(context: Context, party: int, parties: int, order: early.ConfirmOrder) -> Introduction:
     """Save the common rows, if the label holder has shown that it knows their ids."""
     kept = store.saved_state(context)
     if "told" not in kept:
@@ -235,20 +226,14 @@ def confirm(context: Context, party: int, parties: int, order: ConfirmOrder) -> 
     lasting = "digest", "method", "file", "rules", "bits", "held"
     which = {name: kept[name] for name in lasting if name in kept}
     store.save_state(context, rows=kept["told"], name=name, answer=answer[-1:], **which)
-    if by_psi:
-        _keep_set(context, party, kept, answer[-1:])
-    return Introduction(party=party, parties=parties)
-
-
-def _keep_set(context: Context, party: int, kept: Arrays, proof: Points) -> None:
-    """Note in the party's set that the label holder knows the ids of these rows."""
-    rules, places = store.rules_of(context, "psi"), kept["places"]
-    if "set" in kept:
-        blinded_ids.shown(context, party, store.text_of(kept["set"]), places, rules)
-    elif "key" in kept:  # a new set
+    rules = store.rules_of(context, "psi")  # note in the party's set what the label holder knows
+    if by_psi and "set" in kept:
+        blinded_ids.shown(context, party, store.text_of(kept["set"]), kept["places"], rules)
+    elif by_psi and "key" in kept:  # a new set
         shown = np.zeros(len(kept["at"]), bool)
-        shown[places] = True
+        shown[kept["places"]] = True
         arrays = {"key": kept["key"], "marks": kept["marks"]}
         arrays["points"] = pieces.joined(kept, "points")
-        arrays |= {"proof": proof, "lengths": np.array([len(shown)]), "shown": shown}
+        arrays |= {"proof": answer[-1:], "lengths": np.array([len(shown)]), "shown": shown}
         blinded_ids.keep(context, party, IdSet(time.time(), int(kept["asked"][0]), arrays))
+    return Introduction(party=party, parties=parties)

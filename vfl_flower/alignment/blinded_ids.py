@@ -162,8 +162,7 @@ def fresh(own: Source) -> Arrays:
 
 def own_outputs(own: Source, key: NDArray[np.uint8], rows: Places) -> Points:
     """Return F(id) of these rows, with the secret b of a set."""
-    points = Blinding(key.tobytes()).of_ids(own.ids, rows)
-    return outputs(chosen(own.ids, rows), points)
+    return outputs(chosen(own.ids, rows), Blinding(key.tobytes()).of_ids(own.ids, rows))
 
 
 def find(context: Context, own: Source, order: SetOrder, rules: Rules) -> FoundSet | None:
@@ -172,7 +171,6 @@ def find(context: Context, own: Source, order: SetOrder, rules: Rules) -> FoundS
     shapes = names.shape, proofs.shape
     if shapes != ((NAMES, 16), (NAMES, 32)) or not names.dtype == proofs.dtype == np.uint8:
         raise VflError("was sent no names and proofs of sets. Start the run anew.")
-    assert own.party is not None
     if context.node_config.get("source") == "memory":  # data in memory leave no set on disk
         return None
     files.forget_old(files.home("sets", context), own.party, rules)
@@ -190,8 +188,7 @@ def find(context: Context, own: Source, order: SetOrder, rules: Rules) -> FoundS
 
 def _grown(path: Path, own: Source, rules: Rules) -> tuple[IdSet, Places] | None:
     """Return a set with the file's new ids, and each place's row; None if most ids have gone."""
-    stored = _usable(path, rules)
-    if not stored:
+    if not (stored := _usable(path, rules)):
         return None
     hashes = keyed_hashes(own.ids, stored.arrays["key"])
     at = where(stored.arrays["marks"], hashes)
@@ -217,8 +214,7 @@ def asked(context: Context, party: int, name: str, ids: int, rules: Rules) -> Id
     """Return the set of this name; add ``ids`` to its count of asked ids."""
     path = _path(context, name, party)
     with files.alone(path):
-        stored = _usable(path, rules)
-        if not stored:
+        if not (stored := _usable(path, rules)):
             raise VflError("has just forgotten its set of blinded ids. Start the run anew.")
         stored = replace(stored, asked=stored.asked + ids)
         if ids:
@@ -329,10 +325,9 @@ def stored_sets(whose: str) -> dict[int, tuple[Path, IdSet]]:
     of_file = files.newest_first(folder, f"{OF_HOLDER}{files.digest_of_path(whose)}-*.npz")
     for path in [*of_file, *files.newest_first(folder, f"{OF_HOLDER}*.npz")]:
         number = path.stem.rpartition("-")[2]
-        if number.isdecimal() and int(number) not in found and len(found) < NAMES:
-            stored = load(path)
-            if stored:
-                found[int(number)] = path, stored
+        wanted = number.isdecimal() and int(number) not in found and len(found) < NAMES
+        if wanted and (stored := load(path)):
+            found[int(number)] = path, stored
     return found
 
 

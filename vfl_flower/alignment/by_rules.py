@@ -141,12 +141,9 @@ class RuleSteps:
         stay = replies.keys() | (self.matches.keys() - asked.keys())
         self.matches = {node: each for node, each in self.matches.items() if node in stay}
         for node, each in self.matches.items():
-            if node not in replies:
-                continue
-            try:
-                self._read(replies.pop(node), each, figures[node], number)
-            except VflError as error:
-                raise ConfigError(f"Party {each.party} sent {error}") from None
+            if node in replies:
+                with pieces.sent(by=each.party):
+                    self._read(replies.pop(node), each, figures[node], number)
         return figures
 
     def _read(
@@ -198,7 +195,6 @@ class RuleSteps:
 
 def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Aligned:
     """Blind the label holder's keys of a rule again, and the keys of the party's people."""
-    assert own.party is not None
     rule, rules = one_rule(order.rule), store.rules_of(context, "psi")
     store.check_method(rules, "psi")
     keys, file = keys_of(own), store.digest_of(own)

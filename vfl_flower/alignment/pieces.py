@@ -50,6 +50,19 @@ def proof_of(tags: Points) -> Points:
     return np.frombuffer(hashlib.blake2b(tags.tobytes(), digest_size=32).digest(), np.uint8)[None]
 
 
+@contextmanager
+def sent(by: int | None = None) -> Iterator[None]:
+    """Say in a `VflError` that the party was sent something unusable, or which party sent it."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except VflError as error:
+        if by is None:
+            raise VflError(f"was sent {error}") from None
+        raise ConfigError(f"Party {by} sent {error}") from None
+
+
 # --- the label holder -----------------------------------------------------------------------------
 
 
@@ -101,12 +114,10 @@ class Reply:
                 f"Party {party} did not blind exactly the {due} ids that it was sent. Start it "
                 "anew."
             )
-        try:
+        with sent(by=party):
             points = self.points[self.sent - due : self.sent] = blinding.undone(again)
             psi.check_distinct(points)
             self._read_own(answer)
-        except VflError as error:
-            raise ConfigError(f"Party {party} sent {error}") from None
 
     def _read_own(self, answer: Aligned) -> None:
         """Take a piece of the party's own ids, or raise `VflError`."""
@@ -170,17 +181,6 @@ def _tell(replies: Sequence[Reply], seconds: float) -> None:
 
 
 # --- a party --------------------------------------------------------------------------------------
-
-
-@contextmanager
-def sent() -> Iterator[None]:
-    """Put "was sent" before the message of a `VflError` about what the party was sent."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except VflError as error:
-        raise VflError(f"was sent {error}") from None
 
 
 def begun() -> Arrays:

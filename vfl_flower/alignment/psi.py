@@ -145,9 +145,7 @@ class Blinding:
         import rbcl
 
         inverse = ctypes.create_string_buffer(32)
-        scalar = self.secret[:31] + bytes(
-            [self.secret[31] & 127]
-        )  # multiplication ignores the highest bit
+        scalar = self.secret[:31] + bytes([self.secret[31] & 127])  # as multiplication ignores it
         rbcl._sodium["crypto_core_ristretto255_scalar_invert"](inverse, scalar)
         return Blinding(inverse.raw).again(points)
 
@@ -199,9 +197,9 @@ def challenge(ids: Sequence[bytes], points: Points) -> tuple[Points, Points]:
     A side with a computes the answer. A side that lacks an id would need a logarithm.
     """
     blinding, total = Blinding(), np.zeros((1, 32), np.uint8)  # the identity
-    add = _libsodium()[2]
+    add, at = _libsodium()[2], total.ctypes.data
     for _, point in zip(ids, points, strict=True):
-        add(total.ctypes.data, total.ctypes.data, point.tobytes())
+        add(at, at, point.tobytes())
     return blinding.again(_sum(ids, b"id")), blinding.again(total)
 
 
@@ -209,9 +207,10 @@ def _sum(ids: Sequence[bytes], of: bytes) -> Points:
     """Return the sum of H(id), or of H'(id) for a question, [1, 32]."""
     hash_to_group, _, add = _libsodium()
     total, hashed = np.zeros((1, 32), np.uint8), ctypes.create_string_buffer(32)
+    at = total.ctypes.data
     for one in ids:
         hash_to_group(hashed, _digest(one, of))
-        add(total.ctypes.data, total.ctypes.data, hashed)
+        add(at, at, hashed)
     return total
 
 

@@ -118,8 +118,7 @@ def _reused(
             *(ago, stored.parties, len(said)),
         )
         return None
-    lost = next((each for each in said.values() if each.became != _KEPT), None)
-    if lost:
+    if lost := next((each for each in said.values() if each.became != _KEPT), None):
         why = _SAID.get(lost.became, _SAID[_GONE]).format(lost.party, ago, what=_what(config))
         notice.info("%s: rows are aligned anew.", why)
         return None
@@ -207,7 +206,6 @@ def store_rows(context: Context, party: int, parties: int) -> None:
 
 def reuse_rows(context: Context, own: Source, parties: int, order: ReuseOrder) -> Reused:
     """Say what became of an alignment; if it is still valid, use its rows."""
-    assert own.party is not None
     store.check_name(order.alignment)
     proofs = order.arrays.get("proofs", np.zeros(0))
     if proofs.dtype != np.uint8 or proofs.ndim != 2 or proofs.shape[1] != 32:

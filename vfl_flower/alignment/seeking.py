@@ -139,10 +139,8 @@ class Seeker:
                 known.points, known.used = _as_one(stored.arrays["points"]), {text}
             return
         points = answer.arrays.get("own", _NONE)
-        try:
+        with pieces.sent(by=party):
             blinded_ids.check_answer(points, _GONE, len(known.points))
-        except VflError as error:
-            raise ConfigError(f"Party {party} sent {error}") from None
         known.add(points)
         # A stranger has the key of one of these people by this chance.
         chance = self._own.keys.chance(self.by_text[text]) * len(points)
@@ -199,7 +197,6 @@ class Opened:
     """A party's half: what the label holder finds people in, in memory."""
 
     def __init__(self, context: Context, own: Source) -> None:
-        assert own.party is not None
         self._context, self._party, self._ids = context, own.party, own.ids
         self._rules = rules_of(context, "psi")
         check_method(self._rules, "psi")

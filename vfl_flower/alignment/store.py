@@ -249,13 +249,9 @@ def is_aligned(context: Context) -> bool:
 def rules_of(context: Context, method: str) -> Rules:
     """Return the party's rules. In a simulation by one owner, these three hold only if named."""
     rules, named = Rules.of(context.node_config), context.node_config
-    if simulated(context) and "align" not in named:
-        rules = replace(rules, align=method)
-    if simulated(context) and "min-rows" not in named:
-        rules = replace(rules, min_rows=1)
-    if simulated(context) and "match-bits" not in named:
-        rules = replace(rules, match_bits=0.0)
-    return rules
+    lax: dict[str, Any] = {"align": method, "min_rows": 1, "match_bits": 0.0}
+    lax = {name: each for name, each in lax.items() if name.replace("_", "-") not in named}
+    return replace(rules, **lax) if simulated(context) else rules
 
 
 def _check_rules(context: Context, kept: Arrays) -> None:

@@ -181,8 +181,7 @@ def _common(features: Sequence[Any], labels: Any, data: DataConfig, id: str) -> 
     _check_columns(labels, "The labels", id)
     if data.align == "any":
         return [labels, *features]
-    common = set(labels[id]).intersection(*(frame[id] for frame in features))
-    if not common:
+    if not (common := set(labels[id]).intersection(*(frame[id] for frame in features))):
         raise ConfigError(
             f"No {id!r} is in all frames. Use the same kind of id in all, written the same way."
         )

@@ -86,7 +86,7 @@ class Model:
         self._temporary = temporary  # Python deletes it with this object
 
     def __repr__(self) -> str:
-        rows = dict(self._about())
+        rows = self._about()
         if "strategy" not in rows:
             return f"Model(unfinished, folder={str(self.folder)!r})"
         return f"Model({rows['strategy']}, {rows['result']}, folder={str(self.folder)!r})"

@@ -50,9 +50,12 @@ def values_of(
     values = {**(config or {})}
     values["out"] = str(values.get("out", ""))
     for option, value in options.items():
+        name = option.replace("_", "-")
         if option not in KEYWORDS:
-            raise ConfigError(f"{option} is not an option of train. {_hint(option)}")
-        name = KEYWORDS[option]
+            hint = f"{meant(option, KEYWORDS)}See `vfl list`."
+            if name in KEYS and KEYS[name].expert:
+                hint = f"It is an expert setting: write expert={{{name!r}: ...}}."
+            raise ConfigError(f"{option} is not an option of train. {hint}")
         if value is None:
             continue
         if name in values:
@@ -72,14 +75,6 @@ def values_of(
         if not isinstance(values[name], str | None):
             values[name] = _name_of_code(name, values[name])
     return parse(values), more
-
-
-def _hint(option: str) -> str:
-    """Return what to write in place of a keyword argument that is no option."""
-    name = option.replace("_", "-")
-    if name in KEYS and KEYS[name].expert:
-        return f"It is an expert setting: write expert={{{name!r}: ...}}."
-    return f"{meant(option, KEYWORDS)}See `vfl list`."
 
 
 def _name_of_code(option: str, value: Any) -> str:
@@ -140,8 +135,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def _import_path(value: Any) -> str:
     """Return ``package.module:NAME`` or ``FILE.py:NAME``; empty if there is none."""
-    name = getattr(value, "__qualname__", "")
-    if name:
+    if name := getattr(value, "__qualname__", ""):
         return _path_in(getattr(value, "__module__", None) or "", name, value)
     for module, content in list(sys.modules.items()):  # an object, such as a `System`
         for name, each in list(getattr(content, "__dict__", {}).items()):

@@ -112,8 +112,7 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
                 "a mapping from names of parties to such lists. Give columns by their numbers, or "
                 "by their names if X is a frame."
             )
-        absent = [column for part in parts for column in part if not -there <= column < there]
-        if absent:
+        if absent := [column for part in parts for column in part if not -there <= column < there]:
             raise ValueError(
                 f"parties names column {absent[0]}, and X has {there}, counted from 0."
             )
@@ -149,10 +148,10 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
         return validate_data(self, x, skip_check_array=True), y
 
     def _checked(self, x: Any) -> Any:
+        """Return the columns of each party in rows to predict."""
         check_is_fitted(self, "model_")
-        if _is_frame(x):
-            return validate_data(self, x, reset=False, skip_check_array=True)
-        return validate_data(self, x, reset=False, dtype=np.float64)
+        how = {"skip_check_array": True} if _is_frame(x) else {"dtype": np.float64}
+        return self._parts(validate_data(self, x, reset=False, **how))
 
 
 def _is_frame(x: Any) -> bool:
@@ -233,13 +232,11 @@ class VerticalClassifier(ClassifierMixin, _Vertical):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> Array:  # noqa: N803
         """Return the probability of each class, [N, classes]."""
-        parts = self._parts(self._checked(X))
-        return self.model_.predict_proba(parts)
+        return self.model_.predict_proba(self._checked(X))
 
     def predict(self, X: Any) -> Array:  # noqa: N803
         """Return the class of each row, [N]."""
-        parts = self._parts(self._checked(X))
-        return self.classes_[self.model_.predict(parts)]
+        return self.classes_[self.model_.predict(self._checked(X))]
 
 
 class VerticalRegressor(RegressorMixin, _Vertical):  # type: ignore[misc]
@@ -264,5 +261,4 @@ class VerticalRegressor(RegressorMixin, _Vertical):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Array:  # noqa: N803
         """Return the number of each row, [N]."""
-        parts = self._parts(self._checked(X))
-        return self.model_.predict(parts)
+        return self.model_.predict(self._checked(X))

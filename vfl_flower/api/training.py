@@ -177,7 +177,12 @@ def _held(
     id = id or keys.get("id", "")
     before = keys.get("resume") or keys.get("grow")  # a run whose options hold
     data = (earlier_run.configured(keys) if before else RunConfig.of(keys)).data
-    then = _name_of_held(keys["resume"], data.dataset) if keys.get("resume") else ""
+    kind, _, then = data.dataset.partition(":") if keys.get("resume") else ("memory", "", "")
+    if kind != "memory":
+        raise ConfigError(
+            f"The run in {keys['resume']} used dataset = {data.dataset!r}. Leave features and "
+            "labels out."
+        )
     earlier = checkpoint.load(before) if before else None
     listing, called = listed(features, *((earlier.names, earlier.parties) if earlier else ()))
     with named(called), held(*handed_over(listing, labels, data, id), name=then) as name:
@@ -232,16 +237,6 @@ def _check_features(engine: str, keys: Mapping[str, Any], labels: Any, id: str) 
         raise ConfigError(
             f"id = {id!r} contradicts id = {keys['id']!r} in config: leave one of them out."
         )
-
-
-def _name_of_held(folder: str, dataset: str) -> str:
-    """Return the name that the run in a folder has for data in memory."""
-    kind, _, name = dataset.partition(":")
-    if kind != "memory":
-        raise ConfigError(
-            f"The run in {folder} used dataset = {dataset!r}. Leave features and labels out."
-        )
-    return name
 
 
 def _keep(folder: Path, error: BaseException) -> None:

@@ -43,19 +43,8 @@ from tempfile import TemporaryFile
 from threading import Event, Lock, Thread
 from typing import Any, BinaryIO
 
-from vfl_flower.config.audit_chain import (
-    BEGUN,
-    KEY,
-    TORN,
-    End,
-    beside,
-    fields_of,
-    fingerprint,
-    hashes_of,
-    is_beside,
-    read_seal,
-    sound_end,
-)
+from vfl_flower.config import audit_chain as chain
+from vfl_flower.config.audit_chain import BEGUN, KEY, TORN, End, beside, fingerprint
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import (
     lasting_secret,
@@ -124,7 +113,7 @@ class AuditLog:
 
     def hashes(self, ids: Sequence[bytes]) -> list[str]:
         """Return the keyed hash of each encoded id, for field ``ids`` of any line."""
-        return hashes_of(ids, self._key)
+        return chain.hashes_of(ids, self._key)
 
     def write(self, event: str, **fields: Any) -> None:
         """Append a line. The system has it at once, and the disk within about a second.
@@ -157,7 +146,7 @@ class AuditLog:
 
     def _opened(self) -> BinaryIO:
         """Open the file and check its end, or begin a new file."""
-        key, found = self.path.parent / KEY, read_seal(self.path)
+        key, found = self.path.parent / KEY, chain.read_seal(self.path)
         if found and found[0].lines and not key.exists():
             raise ConfigError(
                 f"{key} is missing, and without it nobody finds ids in {self.path}. Restore it, or "
@@ -178,13 +167,13 @@ class AuditLog:
             raise ConfigError(f"{key} is not the key of {self.path}. Restore the log's key.")
         if _is_empty(self.path):
             end = found[0] if found else End()
-            return self._begun(end, missing=bool(end.lines) and not is_beside(self.path, end))
+            return self._begun(end, missing=bool(end.lines) and not chain.is_beside(self.path, end))
         if not found:
             raise ConfigError(
                 f"{beside(self.path, 'seal')} is missing, so lines of {self.path} may be missing "
                 "too. Restore the seal, or move the log away to begin a new one."
             )
-        self._end, torn = sound_end(self.path, found[0])
+        self._end, torn = chain.sound_end(self.path, found[0])
         file = opened_to_append(self.path)
         if torn:
             self._close_off(file, torn + b"\n")
@@ -211,7 +200,7 @@ class AuditLog:
     def _close_off(self, file: BinaryIO, torn: bytes) -> None:
         """End a line that was written in part, and say so in a line, unless it is complete."""
         said, end = b"", self._end.after(torn)
-        if fields_of(torn) is None:
+        if chain.fields_of(torn) is None:
             said = _line(end, TORN, {})
             end = end.after(said)
         with told(self.path):
@@ -226,7 +215,9 @@ class AuditLog:
                 with self._lock:
                     if self._is_renamed():
                         self._rename()
-                self._check_room()
+                with told(self.path), TemporaryFile(dir=self.path.parent, buffering=0) as file:
+                    file.seek(self._end.size)  # as the next lines of the log will do
+                    write_all(file.fileno(), bytes(_ROOM))
                 self._failure, self._failed = "", False
             except Exception as error:  # else the thread would end, and nobody would know
                 self._failure = str(error) or type(error).__name__
@@ -239,12 +230,6 @@ class AuditLog:
                 os.fsync(self._file.fileno())
             self._write_seal(end, fingerprint(self._key))
             self._sealed = end
-
-    def _check_room(self) -> None:
-        """Raise `VflError` if a file on this disk cannot become longer than the log is."""
-        with told(self.path), TemporaryFile(dir=self.path.parent, buffering=0) as file:
-            file.seek(self._end.size)
-            write_all(file.fileno(), bytes(_ROOM))
 
     def _write_seal(self, end: End, key: str) -> None:
         content = json.dumps({**end._asdict(), "key": key}).encode()

@@ -36,9 +36,7 @@ def write_csv(file: Any, frame: Any) -> None:
 
 def restored(column: Any) -> Any:
     """Return a column of a pandas frame that was read from csv, with its texts as they were."""
-    if column.dtype.kind != "O":
-        return column
-    return column.replace(_GUARDED, "", regex=True)
+    return column.replace(_GUARDED, "", regex=True) if column.dtype.kind == "O" else column
 
 
 def are_predictions(names: Sequence[str], ids: str) -> bool:

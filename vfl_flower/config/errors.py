@@ -131,13 +131,9 @@ class CodeError(ConfigError):
 
 _MOST = 400  # characters of an error of a user's code
 _SHOWN = "Its text may quote data: a party's own log and a run in one process show it."
+_LIBRARIES = "-packages/"  # in the path of a library: of the user, the system or Python
 _STDLIB = sysconfig.get_path("stdlib")
 _PACKAGE = str(Path(__file__).parents[1])
-
-
-def _installed(file: str) -> bool:
-    """Return whether a file is in a folder of libraries: the user's, the system's or Python's."""
-    return "-packages/" in file
 
 
 def in_own_code(error: BaseException) -> bool:
@@ -147,13 +143,13 @@ def in_own_code(error: BaseException) -> bool:
     files = {each.filename for each in traceback.extract_tb(error.__traceback__)}
     # An editable installation has this package outside of the libraries.
     here = (_STDLIB, _PACKAGE, "<")
-    return any(not (_installed(each) or each.startswith(here)) for each in files)
+    return any(not (_LIBRARIES in each or each.startswith(here)) for each in files)
 
 
 def place(error: BaseException) -> str:
     """Return the type of an error and its last place outside of libraries, without its text."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [each for each in frames if not _installed(each.filename)]
+    own = [each for each in frames if _LIBRARIES not in each.filename]
     last = (own or frames)[-1]
     where = f"{last.name}, {last.filename.rsplit('/', 1)[-1]}:{last.lineno}"
     return f"{type(error).__name__} in {where}"
@@ -236,9 +232,7 @@ def terminate(number: int, frame: FrameType | None) -> None:
 
 
 def _resumable(sentence: str, folder: str) -> str:
-    if not folder:
-        return sentence
-    return f"{sentence.rstrip('.')}. Set resume='{folder}' to continue."
+    return f"{sentence.rstrip('.')}. Set resume='{folder}' to continue." if folder else sentence
 
 
 def why(error: BaseException) -> str:

@@ -14,7 +14,7 @@ import secrets
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -82,8 +82,9 @@ def _is_private(folder: Path, group: int) -> bool:
 
     An access list may name others.
     """
-    if "system.posix_acl_access" in _attributes(folder):
-        return False
+    with suppress(AttributeError, OSError):  # the system or the file system has no attributes
+        if "system.posix_acl_access" in os.listxattr(folder):
+            return False
     try:
         entry = grp.getgrgid(group)
     except KeyError:
@@ -95,13 +96,6 @@ def _is_private(folder: Path, group: int) -> bool:
     except KeyError:  # the user has no name, as in a container
         mine, allowed = False, {"root"}
     return (mine or group == 0) and set(entry.gr_mem) <= allowed
-
-
-def _attributes(folder: Path) -> list[str]:
-    try:
-        return os.listxattr(folder)
-    except (AttributeError, OSError):  # the system or the file system has no attributes
-        return []
 
 
 @contextmanager
@@ -220,31 +214,27 @@ def locked(path: Path, sentence: str) -> Iterator[None]:
 
 def is_locked(path: Path) -> bool:
     """Return whether a process holds a file by `locked`. A killed process leaves the file alone."""
-    try:
-        with path.open("rb") as file:
+    with suppress(OSError), path.open("rb") as file:
+        try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+        except BlockingIOError:
+            return True
     return False
 
 
 def _hold(path: Path) -> int | None:
     """Open and lock a file; -1 if another process holds it, None if it was removed meanwhile."""
-    opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(opened).st_nlink:
-            return opened
-    except BlockingIOError:
-        os.close(opened)
-        return -1
-    except OSError:
-        os.close(opened)
-        raise
-    os.close(opened)
-    return None
+    with ExitStack() as stack:
+        opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        stack.callback(os.close, opened)
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return -1
+        if not os.fstat(opened).st_nlink:
+            return None
+        stack.pop_all()
+        return opened
 
 
 @contextmanager

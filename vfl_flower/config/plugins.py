@@ -8,7 +8,7 @@ simulations it can also be the import path of your own code: ``file.py:NAME`` or
 import hashlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -28,23 +28,15 @@ PLUGIN_MODULES = "vfl_flower_plugin_"
 class Registry:
     """Plugins of one kind by name, which option ``key`` names: import paths, or entry points.
 
-    A plugin has all ``parts``; without any, it is callable. ``of`` has functions of this project
-    that make the plugin ``prefix:REST``.
+    A plugin has all ``parts``, names with blanks between; by default, it is callable. ``of`` has
+    functions of this project that make the plugin ``prefix:REST``.
     """
 
     def __init__(
-        self,
-        key: str,
-        group: str,
-        known: Mapping[str, str],
-        parts: Sequence[str] = (),
-        of: Mapping[str, str] | None = None,
+        self, key: str, group: str, known: dict[str, str], parts: str = "__call__", **of: str
     ) -> None:
-        self.key = key
-        self.group = f"vfl_flower.{group}"
-        self.known = dict(known)
-        self.parts = parts or ("__call__",)
-        self.of = dict(of or {})
+        self.key, self.group, self.known = key, f"vfl_flower.{group}", known
+        self.parts, self.of = parts.split(), of
 
     @property
     def entries(self) -> EntryPoints:
@@ -83,16 +75,13 @@ class Registry:
         prefix, _, rest = name.partition(":")
         if prefix in self.of:
             return load_place(self.of[prefix])(rest)
-        place = name
-        if ":" not in name:
-            place = self.entries[name].value
+        place = name if ":" in name else self.entries[name].value
         # A party's own folder must not show in errors that others read.
-        called = f"{key} = {(name.rpartition('/')[2] if own else name)!r}"
-        called = IN_PROCESS.sub(r"\1", called)
+        shown = name.rpartition("/")[2] if own else name
+        called = IN_PROCESS.sub(r"\1", f"{key} = {shown!r}")
         found = load_place(place, called)
         found = _second(found) if _again.get() else found
-        missing = [part for part in self.parts if not hasattr(found, part)]
-        if missing:
+        if missing := [part for part in self.parts if not hasattr(found, part)]:
             what = "cannot be called" if missing == ["__call__"] else f"has no {missing[0]!r}"
             raise ConfigError(f"{called} is not valid: it {what}. See CONTRIBUTING.md.")
         return found
@@ -189,7 +178,7 @@ SYSTEMS = Registry(
         "centralised": "strategies.baselines.systems:JOINED",
         "intersection-only": "strategies.baselines.systems:COMMON",
     },
-    parts=("name", "about", "quorum", "defaults", "flower_strategy"),
+    "name about quorum defaults flower_strategy",
 )
 """Published systems and baselines, `protocol.system.System`, in the order of `vfl list`."""
 
@@ -200,7 +189,7 @@ ESTIMATORS = Registry(
         "first-order": "vfl_flower.protocol.estimators.first_order:FirstOrder",
         "zeroth-order": "vfl_flower.protocol.estimators.zeroth_order:ZerothOrder",
     },
-    parts=("check", "embed", "update", "read", "answer", "windows"),
+    "check embed update read answer windows",
 )
 """How parties learn from the label holder's answers: `protocol.estimators.base.Estimator`."""
 
@@ -221,7 +210,7 @@ SERVER_UPDATES = Registry(
         "first-order": "vfl_flower.protocol.server_update.gradient:ByGradient",
         "zeroth-order": "vfl_flower.protocol.server_update.gradient:ByDifferences",
     },
-    parts=("step", "by_differences"),
+    "step by_differences",
 )
 """How the top model learns: `protocol.server_update.base.ServerUpdate`."""
 
@@ -233,7 +222,7 @@ DIRECTIONS = Registry(
         "sphere": "vfl_flower.protocol.directions.base:Sphere",
         "scaled-sphere": "vfl_flower.protocol.directions.base:ScaledSphere",
     },
-    parts=("fill", "length"),
+    "fill length",
 )
 """Distributions of zeroth-order directions: `protocol.directions.base.DirectionSet`."""
 
@@ -245,7 +234,7 @@ SAMPLINGS = Registry(
         "poisson": "vfl_flower.protocol.sampling.base:Poisson",
         "replacement": "vfl_flower.protocol.sampling.base:Replacement",
     },
-    parts=("draw", "divisors", "uploaded"),
+    "draw divisors uploaded",
 )
 """How to draw the rows of a step: `protocol.sampling.base.Sampling`."""
 
@@ -259,7 +248,7 @@ CODECS = Registry(
         "float16": "vfl_flower.protocol.codecs.halves:Float16",
         "bfloat16": "vfl_flower.protocol.codecs.halves:BFloat16",
     },
-    parts=("uses", "names", "encode", "decode"),
+    "uses names encode decode",
 )
 """How to encode a block of rows as arrays in a message: `protocol.codecs.channel.Codec`."""
 
@@ -273,7 +262,7 @@ BOTTOMS = Registry(
             *("binarised", "scorecard"),
         )
     },
-    of={"hf": "vfl_flower.models.pretrained:pretrained"},
+    hf="vfl_flower.models.pretrained:pretrained",
 )
 """Bottom models: builders of built-in layers, or of torch modules (`models.bottoms`)."""
 
@@ -295,7 +284,7 @@ AGGREGATIONS = Registry(
         "plain": "vfl_flower.protocol.aggregation.base:Aggregation",
         "secure": "vfl_flower.protocol.aggregation.secure:Secure",
     },
-    parts=("tops", "check", "columns", "read", "seal"),
+    "tops check columns read seal",
 )
 """How to combine embeddings: `protocol.aggregation.base.Aggregation`."""
 
@@ -339,7 +328,7 @@ MECHANISMS = Registry(
         "perturbed-embedding": "vfl_flower.protocol.privacy.embeddings:PerturbedEmbeddings",
         "scalar": "vfl_flower.protocol.privacy.scalars:NoisyScalars",
     },
-    parts=("check", "accountant", "release_log"),
+    "check accountant release_log",
 )
 """Privacy mechanisms: `protocol.privacy.mechanism.Mechanism`."""
 
@@ -351,7 +340,7 @@ OBSERVERS = Registry(
         "tensorboard": "vfl_flower.label_holder.tensorboard:TensorBoard",
         "prometheus": "vfl_flower.label_holder.prometheus:Prometheus",
     },
-    parts=("evaluated", "progressed", "failed", "ended", "began"),
+    "evaluated progressed failed ended began",
 )
 """Observers of a run at the label holder: `label_holder.callbacks.Callback`."""
 

@@ -18,22 +18,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from vfl_flower.config import plugins
+from vfl_flower.config import options, plugins
 from vfl_flower.config.errors import ConfigError, meant, shown
-from vfl_flower.config.options import (
-    AssessmentConfig,
-    CodecConfig,
-    DataConfig,
-    EstimatorConfig,
-    ModelConfig,
-    PrivacyConfig,
-    RunningConfig,
-    ScheduleConfig,
-    ServingConfig,
-    TrainingConfig,
-    key,
-)
-from vfl_flower.config.options.option import Key
+from vfl_flower.config.options.option import Key, basic, key, setting
 
 _PAIR = re.compile(r"""[\w.-]+=('[^']*'|"[^"]*"|\S+)""")  # option=value, as Flower reads it
 
@@ -66,19 +53,17 @@ class RunConfig:
         "Names the results folder of the run whose model is used.",
         example="task='predict' model='runs/a'",
     )
-    without: str = key(
+    without: str = setting(
         "",
         "Names parties to leave out of a prediction or an explanation, as in '0,3'. The model must "
         "be trained on subsets of the parties.",
         example="task='predict' model='runs/a' without='0,3'",
-        expert=True,
     )
-    explain: bool = key(
+    explain: bool = setting(
         False,
         "Writes what each participant contributes to each predicted score, and its reasons. Rules "
         "of the parties decide which columns they tell.",
         example="task='predict' model='runs/a' explain=true",
-        expert=True,
     )
     information: str = key(
         "noisy",
@@ -89,39 +74,36 @@ class RunConfig:
         example="task='information' information='exact'",
         choices=("noisy", "exact"),
     )
-    min_bin: int = key(
+    min_bin: int = setting(
         20,
         "Sets the least rows of each class in a bin of a column. Smaller bins are merged.",
         example="task='information' min-bin=50",
-        expert=True,
         least=1,
     )
-    repeats: int = key(
+    repeats: int = setting(
         1,
         "Sets how often an explanation permutes each feature. More permutations make the intervals "
         "shorter. Each one is an upload of every explained row. Real parties permit 1.",
         example="task='explain' model='runs/a' repeats=5",
-        expert=True,
         least=1,
     )
-    strategy: str = key(
+    strategy: str = basic(
         "split-nn",
         "Chooses the system or baseline to run. `vfl list` describes each.",
         example="strategy='vafl'",
-        basic=True,
         registry=plugins.SYSTEMS,
     )
-    data: DataConfig = field(default_factory=DataConfig)
-    models: ModelConfig = field(default_factory=ModelConfig)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    uplink: CodecConfig = field(default_factory=CodecConfig)
-    downlink: CodecConfig = field(default_factory=CodecConfig)
-    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
-    assessment: AssessmentConfig = field(default_factory=AssessmentConfig)
-    running: RunningConfig = field(default_factory=RunningConfig)
-    serving: ServingConfig = field(default_factory=ServingConfig)
+    data: options.DataConfig = field(default_factory=options.DataConfig)
+    models: options.ModelConfig = field(default_factory=options.ModelConfig)
+    training: options.TrainingConfig = field(default_factory=options.TrainingConfig)
+    estimator: options.EstimatorConfig = field(default_factory=options.EstimatorConfig)
+    schedule: options.ScheduleConfig = field(default_factory=options.ScheduleConfig)
+    uplink: options.CodecConfig = field(default_factory=options.CodecConfig)
+    downlink: options.CodecConfig = field(default_factory=options.CodecConfig)
+    privacy: options.PrivacyConfig = field(default_factory=options.PrivacyConfig)
+    assessment: options.AssessmentConfig = field(default_factory=options.AssessmentConfig)
+    running: options.RunningConfig = field(default_factory=options.RunningConfig)
+    serving: options.ServingConfig = field(default_factory=options.ServingConfig)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> RunConfig:

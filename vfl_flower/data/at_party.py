@@ -21,7 +21,7 @@ from vfl_flower.config.options import DataConfig
 from vfl_flower.config.provenance import return_memory
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import samples
-from vfl_flower.data.drift import Watch, sampled
+from vfl_flower.data.drift import Watch, columns_of, sampled
 from vfl_flower.data.own_columns import OwnColumns, signs_of
 from vfl_flower.data.partitioned import Columns, decisive, opened, version_of
 from vfl_flower.data.samples import Augment
@@ -208,22 +208,20 @@ def load_features(config: RunConfig, party: int, parties: int) -> ArrayBlock:
 
 
 def load_partition(config: RunConfig, party: int, parties: int) -> FeatureBlock:
-    """Return a party's columns of a partitioned data set, scaled by its training rows."""
+    """Return a party's columns of a partitioned data set, scaled by its training rows.
+
+    It may lack rows (`row_masks_of`).
+    """
     data, sequences = config.data, config.models.bottom == "lstm"
     block = _load_part(decisive(data), version_of(data), sequences, party, parties)
-    return block if data.presence >= 1 else _with_presence(block, config, party, parties)
-
-
-def _with_presence(
-    block: FeatureBlock, config: RunConfig, party: int, parties: int
-) -> FeatureBlock:
-    """Keep a party's rows of a partitioned data set (`row_masks_of`)."""
+    if data.presence >= 1:
+        return block
     numbers = block.train_rows, block.test_rows
     has = row_masks_of(config, numbers, parties)
     known = RowMask.of(has[0][:, party]), RowMask.of(has[1][:, party])
     if not len(known[0].ids):
         raise ConfigError(
-            f"presence = {config.data.presence} leaves party {party} no training row. Raise it."
+            f"presence = {data.presence} leaves party {party} no training row. Raise it."
         )
     train, test = (
         rows[has.ids] if isinstance(rows, np.ndarray) else Compact(has.ids, rows.__getitem__)
@@ -321,9 +319,5 @@ def partition_columns(config: RunConfig, party: int, parties: int) -> RawColumns
     if config.data.presence < 1:
         mask = row_masks_of(config, (numbers, test_numbers), parties)[0][:, party]
         train, numbers = train[mask], numbers[mask]
-
-    def read() -> Named:
-        for number, column in enumerate(train.T):
-            yield str(number), column.astype(np.float64)
-
-    return RawColumns(alignment, len(train), read, lambda: numbers.astype(np.uint64))
+    people = partial(numbers.astype, np.uint64)
+    return RawColumns(alignment, len(train), lambda: columns_of(train.astype(np.float64)), people)

@@ -57,7 +57,7 @@ class Bins:
     @property
     def count(self) -> int:
         """Return the number of bins, with the bin of missing values."""
-        return len(self.edges) + 2 if self.values is None else len(self.values) + 2
+        return len(self.edges if self.values is None else self.values) + 2
 
     def of(self, column: Array) -> NDArray[np.int64]:
         """Return the bin of each value of a column [R], from 0."""

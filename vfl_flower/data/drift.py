@@ -208,7 +208,7 @@ def sampled(rows: int, columns: int, values: int | None = None) -> NDArray[np.in
     return np.sort(np.random.default_rng(0).choice(rows, most, replace=False, shuffle=False))
 
 
-def columns_of(matrix: Array) -> Columns:
+def columns_of(matrix: Array) -> Iterator[tuple[str, Array]]:
     """Return the columns of a matrix [rows, columns], named by their numbers."""
     return ((str(number), column) for number, column in enumerate(matrix.T))
 

@@ -298,8 +298,7 @@ def _draw(path: Path, columns: Sequence[ColumnEvidence]) -> None:
     from matplotlib.figure import Figure
 
     valued = [(each, each.information) for each in columns if each.information]
-    best = sorted(valued, key=lambda pair: -pair[1].value)[:_DRAWN]
-    if not best:
+    if not (best := sorted(valued, key=lambda pair: -pair[1].value)[:_DRAWN]):
         path.unlink(missing_ok=True)
         return
     lines = -(-min(len(best), _SHOWN) // 3)

@@ -123,9 +123,7 @@ def table(data: DataConfig, place: str) -> PartitionedData:
         has_label(data, names)
         column = read([data.label])[data.label]
         if column.isna().any():
-            raise ConfigError(
-                f"Column {data.label!r} of {data.dataset} has missing labels. Drop those rows."
-            )
+            raise missing_labels(data)
         return [column.to_numpy()]
 
     return PartitionedData(features, labels, shape=lambda: (len(others),))
@@ -188,6 +186,13 @@ def has_label(data: DataConfig, names: list[str]) -> None:
         raise ConfigError(
             f"{data.dataset} has no label column {data.label!r}:{label_asked(data.label, names)}"
         )
+
+
+def missing_labels(data: DataConfig) -> ConfigError:
+    """Return the error about missing labels."""
+    return ConfigError(
+        f"Column {data.label!r} of {data.dataset} has missing labels. Drop those rows."
+    )
 
 
 def all_numeric(data: DataConfig, kinds: dict[str, str], frame: Any = None) -> None:
@@ -264,25 +269,20 @@ class _Parts:
         return [np.stack(list(each.values()), axis=1) for each in table]
 
     def labels(self) -> list[Array]:
-        """Return the labels of each part."""
-        has_label(self._data, self._parts[0].column_names)
-        return list(map(self._labels, self._parts))
-
-    def _labels(self, part: Any) -> Array:
-        """Return labels, with class names for class numbers. The number -1 is a missing label."""
+        """Return labels of each part, with class names for numbers. -1 is a missing label."""
         from datasets import ClassLabel
 
-        feature, values = part.features[self._data.label], self._column(part, self._data.label)
-        if not isinstance(feature, ClassLabel) or values.dtype.kind != "i":
-            return values
-        if self._data.target == "regression":  # stars of a review, for example
-            return values
-        if values.min(initial=0) < 0:
-            raise ConfigError(
-                f"Column {self._data.label!r} of {self._data.dataset} has missing labels. Drop "
-                "those rows."
-            )
-        return np.array(feature.names)[values]
+        label, parts = self._data.label, []
+        has_label(self._data, self._parts[0].column_names)
+        plain = self._data.target == "regression"  # stars of a review, for example
+        for part in self._parts:
+            kind, values = part.features[label], self._column(part, label)
+            if isinstance(kind, ClassLabel) and values.dtype.kind == "i" and not plain:
+                if values.min(initial=0) < 0:
+                    raise missing_labels(self._data)
+                values = np.array(kind.names)[values]
+            parts.append(values)
+        return parts
 
     @cached_property
     def _only_column(self) -> list[Array]:

@@ -1,5 +1,6 @@
 """Columns of a pandas frame: kinds, missing values, and conversion to numbers."""
 
+import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -16,6 +17,8 @@ _DATE = r"\s*(?:\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})(?
 _YEAR_FIRST = r"(?P<y>\d{4})(?P<s>[-/.])(?P<m>\d{1,2})(?P=s)(?P<d>\d{1,2})"
 _DAY_FIRST = r"(?P<d>\d{1,2})\.(?P<m>\d{1,2})\.(?P<y>\d{4})"
 _TIME = r"(?:[ T](?P<t>\d{2}:\d{2}(?::\d{2}(?:\.\d{1,9})?)?) ?(?P<z>Z|[-+]\d{2}:?\d{2})?)?"
+_FORMS = f"{_YEAR_FIRST}{_TIME}", f"{_DAY_FIRST}{_TIME}"
+_LOOK = 4  # values that tell of most columns that they are no dates
 _WORDS = 20  # different texts among numbers that may stand for missing values
 _ADVICE = ". Encode it, leave it out by `columns`, or set text='one-hot'."
 _REPLACED = (
@@ -81,9 +84,13 @@ def days_of(column: Any) -> Array | None:
     if len(known) and known.dtype.kind in "biuf":
         return None
     if len(known) and known.dtype.kind != "M":
+        few = known.iloc[:_LOOK].astype(str).str.strip()
+        if not all(any(re.fullmatch(form, text) for form in _FORMS) for text in few):
+            return None
         texts = known.astype(str).str.strip()
-        parts = texts.str.extract(f"^{_YEAR_FIRST}{_TIME}$")
-        parts = parts.fillna(texts.str.extract(f"^{_DAY_FIRST}{_TIME}$"))
+        parts = texts.str.extract(f"^{_FORMS[0]}$")
+        if parts.y.isna().any():
+            parts = parts.fillna(texts.str.extract(f"^{_FORMS[1]}$"))
         if parts[["y", "m", "d"]].isna().any(axis=None):
             return None
         known = parts.y + "-" + parts.m.str.zfill(2) + "-" + parts.d.str.zfill(2)
@@ -159,7 +166,7 @@ def medians_of(numbers: Array) -> list[float]:
 def texts_of(column: Any) -> list[str]:
     """Return the values of a text column. A missing value is a value too."""
     known = column.astype(object).where(column.notna(), "")
-    return [text_of(each) for each in known.tolist()]
+    return [each if type(each) is str else text_of(each) for each in known.tolist()]
 
 
 def matrix(preparation: Preparation, frame: Any) -> Array:

@@ -112,8 +112,7 @@ def encode_ids(column: Any, whose: str) -> Sequence[bytes]:
     values, kind = np.asarray(column), id_kind(column)
     if len(values) == 0:
         raise ConfigError(f"{whose} has no rows. Name a file with rows.")
-    missing = int(pd.isna(values).sum())
-    if missing:
+    if missing := int(pd.isna(values).sum()):
         repeated = int(pd.Series(values).dropna().duplicated().sum())
         more = f", and {repeated} rows that repeat the id of an earlier row" * bool(repeated)
         raise ConfigError(

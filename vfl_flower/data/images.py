@@ -130,8 +130,7 @@ class ImageFolder(Images):
 
     def __init__(self, folder: str, size: int, party: int) -> None:
         super().__init__({}, party)
-        self.folder = Path(expanduser(folder))
-        self.size = size
+        self.folder, self.size = Path(expanduser(folder)), size
 
     @property
     def whose(self) -> str:

@@ -62,8 +62,9 @@ class KeyTable:
 
     def _made(self, part: Part) -> Coded:
         name, function = part.column, part.function
-        if part == Part(ID):
-            return as_written(self.columns[name], name, self.whose).by(_of_id)
+        if part == Part(ID):  # as `data.ids` compares it: nothing is normalised
+            ids = as_written(self.columns[name], name, self.whose)
+            return ids.by(lambda id: id and encoded(id).decode("utf-8", "surrogatepass"))
         if function == "date":
             return dates(self.columns[name], name, self.whose, self.orders.get(name, ""))
         if not function:
@@ -129,7 +130,9 @@ class KeyTable:
         """
         if str(rule) in self.chances:
             return self.chances[str(rule)]
-        return 0.0 if rule.parts == (Part(ID),) else self._chance(_telling(rule.parts))
+        every = frozenset(rule.parts)  # a part that another decides tells nothing, as a date's year
+        telling = frozenset(part for part in every if every.isdisjoint(part.wholes))
+        return 0.0 if rule.parts == (Part(ID),) else self._chance(telling)
 
     def _chance(self, parts: frozenset[Part]) -> float:
         if parts not in self._chances:
@@ -198,23 +201,6 @@ def expected_false(chance: float, left: int, right: int, matched: int = 0) -> fl
     return min(float(matched), 2 * chance * a * b / (slope + math.sqrt(root)))
 
 
-def _telling(parts: Iterable[Part]) -> frozenset[Part]:
-    """Return the parts that no other part decides: a date decides its year."""
-    every = frozenset(parts)
-
-    def decided(part: Part) -> bool:
-        by = dict.fromkeys(_OF_DATES, "date") | {"prefix1": "prefix3"}
-        wholes = {"", by.get(part.function, "")} if part.function else set()
-        return any(Part(part.column, each) in every for each in wholes)
-
-    return frozenset(part for part in every if not decided(part))
-
-
-def _of_id(text: str) -> str:
-    """Return an id as `data.ids` compares it: nothing is normalised."""
-    return encoded(text).decode("utf-8", "surrogatepass") if text else ""
-
-
 _OF_TEXTS: Mapping[str, Callable[[str], str]] = {
     "sound": lambda name: jellyfish.nysiis(name),  # equal in releases 1.1 to 1.3
     "prefix1": lambda text: text[:1],
@@ -273,6 +259,13 @@ class Part:
 
     def __str__(self) -> str:
         return f"{self.function}({self.column})" if self.function else self.column
+
+    @property
+    def wholes(self) -> set[Part]:
+        """Return the parts that decide this one."""
+        by = dict.fromkeys(_OF_DATES, "date") | {"prefix1": "prefix3"}
+        functions = {"", by.get(self.function, "")} if self.function else set()
+        return {Part(self.column, each) for each in functions}
 
 
 @dataclass(frozen=True)

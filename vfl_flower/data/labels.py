@@ -184,8 +184,7 @@ def digest_of_labels(rows: str, regression: bool, *parts: Array) -> str:
     values = np.concatenate([part.astype(str) if texts else part for part in parts])
     if not regression or values.dtype.kind not in "biuf":
         values = np.unique(values, return_inverse=True)[1]
-    known = values.astype("<f8").tobytes()
-    return hashlib.sha256(rows.encode() + known).hexdigest()
+    return hashlib.sha256(rows.encode() + values.astype("<f8").tobytes()).hexdigest()
 
 
 def _counts(labels: Array, classes: int, kept: float) -> Array:
@@ -227,13 +226,11 @@ def as_known(data: DataConfig, labels: Labels, about: Mapping[str, Any]) -> Labe
     if not labels.classes:
         mean, deviation = float(about["mean"]), float(about["deviation"])
         by, shift = labels.deviation / deviation, (labels.mean - mean) / deviation
-        train, test = (
-            (part * by + shift).astype(np.float32) for part in (labels.train, labels.test)
-        )
+        both = (labels.train, labels.test)
+        train, test = ((part * by + shift).astype(np.float32) for part in both)
         return replace(labels, train=train, test=test, mean=mean, deviation=deviation)
     known = {name: number for number, name in enumerate(about["classes"])}
-    unknown = [name for name in labels.classes if name not in known]
-    if unknown:
+    if unknown := [name for name in labels.classes if name not in known]:
         raise ConfigError(
             f"The labels of {data.called} have {len(unknown)} values, such as {unknown[0]!r}, that "
             "the earlier run's model has never seen. Correct them, or leave grow out."
@@ -250,8 +247,7 @@ def _standardised(data: DataConfig, train: Array, test: Array, ids_digest: str) 
             "Name another label column, or leave target out."
         )
     train, test = train.astype(np.float64), test.astype(np.float64)
-    named = bounds(data)
-    if named:  # then the scale depends on no label
+    if named := bounds(data):
         train = np.clip(train, *named)
         mean, deviation = (named[0] + named[1]) / 2, (named[1] - named[0]) / math.sqrt(12)
     else:

@@ -64,8 +64,7 @@ def needs_of(own: OwnColumns, frame: Any, learns: bool = True) -> Iterator[Need]
     for name, column in frame.items():
         missing = int(column.isna().sum())
         if column.dtype.kind in "biuf":
-            infinite = int(np.isinf(frames.floats(column)).sum())
-            if infinite:
+            if infinite := int(np.isinf(frames.floats(column)).sum()):
                 yield Need("infinite values", name, f"{infinite} in {len(column)} rows")
         elif missing < len(column):
             yield from _of_texts(own, name, column)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
@@ -169,15 +170,12 @@ def _readings(text: str) -> dict[str, str]:
         }
     else:
         return {}
-    return {order: iso for order, triple in triples.items() if (iso := _iso(*triple))}
-
-
-def _iso(*parts: str) -> str:
-    year, month, day = map(int, parts)
-    try:
-        return date(year, month, day).isoformat() if year in _YEARS else ""
-    except ValueError:
-        return ""
+    read: dict[str, str] = {}
+    for order, triple in triples.items():
+        with suppress(ValueError):  # no such day
+            day = date(*map(int, triple))
+            read |= {order: day.isoformat()} if day.year in _YEARS else {}
+    return read
 
 
 def as_written(column: Any, name: str, whose: str) -> Coded:

@@ -168,10 +168,8 @@ class RowFile:
     """Rows of one type and shape, in order of arrival."""
 
     def __init__(self, dtype: Any, shape: tuple[int, ...]) -> None:
-        self.dtype = np.dtype(dtype)
-        self.shape = shape
-        self._file = unnamed()
-        self._rows = 0
+        self.dtype, self.shape = np.dtype(dtype), shape
+        self._file, self._rows = unnamed(), 0
         self._size = self.dtype.itemsize * int(np.prod(shape))
 
     def append(self, rows: Array) -> Array:

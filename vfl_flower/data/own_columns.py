@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Container
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from vfl_flower.config.errors import ConfigError, UnfitError, asked, label_asked
 from vfl_flower.config.logs import log
@@ -39,7 +39,7 @@ class OwnColumns(Source):
     label: str = ""  # at the label holder
     segments: str = ""  # names of columns, as in ``columns``
     time: str = ""  # at the label holder; the column of periods, which are segments too
-    party: int | None = None  # None: the label holder
+    party: Any = None  # its number; None at the label holder
     withdrawn: Path | None = None
 
     @property
@@ -103,12 +103,10 @@ class OwnColumns(Source):
         plain = [name for name in others if name not in kept_out]
         if self.columns in ("", "none"):
             return [] if self.columns else plain
-        named = _listed(self.columns)
+        features = named = _listed(self.columns)
         if self.leaves_out:  # a later file may lack the columns
             named = [name.removeprefix("-") for name in named]
             features = [name for name in plain if name not in named]
-        else:
-            features = named
         if len(set(named)) < len(named) or not set(features) <= set(others):
             raise self._misnamed()
         return features

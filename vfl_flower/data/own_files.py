@@ -184,8 +184,7 @@ class OwnFile(Table):
 def of_separator(names: Sequence[str]) -> str:
     """Return what is wrong with a csv file's separator, by its column names, if so."""
     called = {";": "semicolons", "\t": "tabs", "|": "bars"}
-    separator = next((each for each in called if names and each in names[0]), "")
-    if not separator:
+    if not (separator := next((each for each in called if names and each in names[0]), "")):
         return ""
     return (
         f"has {called[separator]} between its columns, instead of commas. Rewrite it, as "

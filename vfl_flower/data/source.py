@@ -85,7 +85,7 @@ class Source(ABC):
 
     def __init__(self, node_config: Mapping[str, Any], party: int) -> None:
         self.node_config = node_config
-        self.party: int | None = party
+        self.party: Any = party  # its number; None at the label holder
 
     @property
     def whose(self) -> str:
@@ -175,9 +175,7 @@ class Rows:
     """Rows of a lazy source, read on indexing, like an array."""
 
     def __init__(self, source: Source, places: Array, preparation: Preparation) -> None:
-        self.source = source
-        self.places = places
-        self.preparation = preparation
+        self.source, self.places, self.preparation = source, places, preparation
         source.load(places, preparation)
 
     def __len__(self) -> int:
@@ -197,8 +195,7 @@ class Compact:
     """Rows in memory in a compact form, converted to samples on indexing."""
 
     def __init__(self, kept: Array, made: Callable[[Array], Arrays]) -> None:
-        self._kept = kept
-        self._made = made
+        self._kept, self._made = kept, made
 
     def __len__(self) -> int:
         return len(self._kept)

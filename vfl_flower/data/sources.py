@@ -68,8 +68,7 @@ def source_of(node_config: Mapping[str, Any], party: int) -> Source:
 
 def _option(node_config: Mapping[str, Any], name: str, party: int) -> Any:
     """Return a party's value of an option. The empty text stands for the default."""
-    value = node_config.get(name, "")
-    if value == "":
+    if (value := node_config.get(name, "")) == "":
         return _OPTIONS[name][0]
     try:
         return _CHECKS[name](value)

@@ -172,8 +172,7 @@ BACKGROUND = 1000  # number of held-out rows that stand for absent participants 
 
 def background_rows(rows: int, most: int = BACKGROUND) -> NDArray[np.int64]:
     """Return the places of ``most`` random held-out rows, or of all; always the same."""
-    chosen = np.random.default_rng(0).permutation(rows)[:most]
-    return np.sort(chosen)
+    return np.sort(np.random.default_rng(0).permutation(rows)[:most])
 
 
 @dataclass(frozen=True)
@@ -222,23 +221,18 @@ def row_masks_of(
     config: RunConfig, numbers: tuple[Array, Array], parties: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return the drawn row masks of these training and test rows, each [rows, parties]."""
-    rows = 1 + max(int(part.max()) for part in numbers)
-    has = draw_row_masks(config, rows, parties)
+    has = draw_row_masks(config, 1 + max(int(part.max()) for part in numbers), parties)
     return has[numbers[0]], has[numbers[1]]
 
 
+@lru_cache(maxsize=2)  # each party and the label holder call it
 def draw_row_masks(config: RunConfig, rows: int, parties: int) -> NDArray[np.bool_]:
     """Draw the row masks of a partitioned data set, [rows, parties], by the seed.
 
     Each party has a row with probability ``presence``. A row without a party goes to a random one.
     """
-    return _drawn(config.training.seed, config.data.presence, rows, parties)
-
-
-@lru_cache(maxsize=2)  # each party and the label holder call it
-def _drawn(seed: int, presence: float, rows: int, parties: int) -> NDArray[np.bool_]:
-    generator = np.random.default_rng([seed, 7])
-    has = generator.random((rows, parties)) < presence
+    generator = np.random.default_rng([config.training.seed, 7])
+    has = generator.random((rows, parties)) < config.data.presence
     nobody = np.flatnonzero(~has.any(1))
     has[nobody, generator.integers(0, parties, len(nobody))] = True
     has.flags.writeable = False

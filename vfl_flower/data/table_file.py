@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, TextIO
 
 from vfl_flower.config.csv_text import are_predictions, count_guarded, restored
 from vfl_flower.config.logs import notice
@@ -80,7 +80,7 @@ class TableFile:
     `OSError` or `NotImplementedError`.
     """
 
-    place: Path | BinaryIO  # its path, or a parquet file that is open
+    place: Any  # its path, or a parquet file that is open
     is_csv: bool
     words: tuple[str, ...] = ()  # texts that are missing values, beside the empty one
     kept: Any = None  # a mask of the rows to read; None reads all
@@ -90,7 +90,6 @@ class TableFile:
         """Return the names of the columns that have one."""
         if not self.is_csv:
             return column_types.with_names(map(str, self._schema.names))
-        assert isinstance(self.place, Path)
         first = next(_lines(self.place), [])
         if "\0" in "".join(first):
             raise TableError(*_NUL)
@@ -156,7 +155,6 @@ class TableFile:
     @cached_property
     def has_whole_quotes(self) -> bool:
         """Return true, or raise `TableError` if a quote of a csv file does not end."""
-        assert isinstance(self.place, Path)
         _check_quotes(self.place)
         return True
 
@@ -164,8 +162,7 @@ class TableFile:
         self, names: Collection[str], texts: Collection[str], rows: int | None
     ) -> Iterator[Any]:
         new = [name for name in names if name not in self._kinds and name not in texts]
-        undecided = [name for name in new if column_types.is_text(self.type_of(name))]
-        if undecided:
+        if undecided := [name for name in new if column_types.is_text(self.type_of(name))]:
             self._kinds.update(column_types.kinds_of(self.pieces(undecided, rows)))
         kinds = {**self._kinds, **dict.fromkeys(texts, "text")}
         return (column_types.typed(each, kinds) for each in self.pieces(names, rows))
@@ -212,9 +209,7 @@ class TableFile:
 
 def _csv_pieces(file: TableFile, names: Collection[str]) -> Iterator[Any]:
     """Yield Arrow batches of these columns of a csv file, all as texts."""
-    path = file.place
-    assert isinstance(path, Path)
-    lines = _lines(path)
+    path, lines = file.place, _lines(file.place)
     next(lines, None)
     if next(lines, None) is None:
         return  # no rows

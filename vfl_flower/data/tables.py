@@ -218,7 +218,11 @@ class Table(OwnColumns):
         learnt, days = frame.iloc[train], self._dates(frame)
         mixed = self._dates(learnt).keys() - days.keys()  # another row has no date
         if needs := [*needs_of(self, learnt), *needs_of(self, frame[sorted(mixed)])]:
-            raise self._needing(needs)
+            every = self.needs()
+            columns = {each.column for each in every}
+            new = [each for each in needs if each.kind == EMPTY or each.column not in columns]
+            every += [each for each in new if each not in every]
+            raise self.wrong(*lacking(self, every, lambda name: self._read([name])[name]))
         newest = {name: float(np.nanmax(each[train])) for name, each in days.items()}
         learnt = self._with_days(learnt, newest)
         numbers, texts = numeric(learnt), others(learnt)
@@ -260,14 +264,6 @@ class Table(OwnColumns):
         frames = map(self._some, self._groups(names, self.count))
         columns = (frame[name] for frame in frames for name in others(frame))
         return {word for each in columns for word in words.intersection(texts_of(each))}
-
-    def _needing(self, needs: Sequence[Need]) -> ConfigError:
-        """Return an error about these needs, and all others of the table."""
-        every = self.needs()
-        columns = {each.column for each in every}
-        new = [each for each in needs if each.kind == EMPTY or each.column not in columns]
-        every += [each for each in new if each not in every]
-        return self.wrong(*lacking(self, every, lambda name: self._read([name])[name]))
 
     def rows(self, places: Array, preparation: Preparation) -> Array:
         """Return these rows as float32 [rows, F], prepared as the training rows taught."""

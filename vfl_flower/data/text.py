@@ -27,14 +27,12 @@ class Tokenizer:
     """Convert texts to at most ``length`` tokens; ``whose`` is the subject of errors."""
 
     def __init__(self, folder: str, length: int, whose: str) -> None:
-        self.length = length
-        self._tokenizer = _opened(folder, whose)
-        self._filler = self._tokenizer.pad_token_id or 0
+        self.length, self._tokenizer = length, _opened(folder, whose)
 
     def encode(self, texts: Sequence[str]) -> Array:
         """Return tokens, and which of them belong to the text, int32 [n, 2, L]."""
         made = np.zeros((len(texts), 2, self.length), np.int32)
-        made[:, 0] = self._filler
+        made[:, 0] = self._tokenizer.pad_token_id or 0
         if len(texts):
             encoded = self._tokenizer(list(texts), truncation=True, max_length=self.length)
             for row, tokens in zip(made, encoded["input_ids"], strict=True):

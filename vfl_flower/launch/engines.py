@@ -47,8 +47,7 @@ class Finished:
     @property
     def history(self) -> list[dict[str, Any]]:
         """The entries of ``history.jsonl``, one for each evaluation."""
-        lines = (self.folder / "history.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        return [*map(json.loads, (self.folder / "history.jsonl").read_text().splitlines())]
 
     def parameters(self, name: str) -> dict[str, Any]:
         """Return the parameters of a saved model: "top"; in process also "party-0", ..."""
@@ -164,23 +163,20 @@ def run_supernodes(
     """
     node_configs = [of_node_from_anywhere(each) for each in node_configs]
     config, run_config = prepare(parties, from_anywhere(run_config), node_configs)
-    permitted: dict[str, Any] = {}  # by the parties, which all belong to the caller
-    if config.privacy.noise_seed >= 0:
+    data, permitted = config.data, {**aggregation_of(config).permissions()}
+    if config.privacy.noise_seed >= 0:  # all parties belong to the caller
         permitted["noise-seed"] = config.privacy.noise_seed
-    permitted |= aggregation_of(config).permissions()
-    if ":" in config.data.dataset and not config.data.own_data:
-        permitted["dataset"] = config.data.dataset
-        if config.data.tokenizer:
-            permitted["tokenizer"] = config.data.tokenizer
-    if config.data.own_data:  # the caller may fix the method for all parties
-        permitted["align"] = "ids" if config.data.align == "ids" else "psi"
+    if data.own_data:  # the caller may fix the method for all parties
+        permitted["align"] = "ids" if data.align == "ids" else "psi"
+    elif ":" in data.dataset:
+        permitted["dataset"] = data.dataset
+        permitted |= {"tokenizer": data.tokenizer} if data.tokenizer else {}
     with ExitStack() as stack:
         stack.enter_context(_submitting(run_config))
         bring_states(config, Path(run_config["out"]))
         superlink = stack.enter_context(SuperLink(simulation=False))
-        for party in range(parties):
-            node_config = {**permitted, **(node_configs[party] if node_configs else {})}
-            stack.enter_context(superlink.supernode(party, parties, node_config))
+        for party, own in enumerate(node_configs or [{}] * parties):
+            stack.enter_context(superlink.supernode(party, parties, {**permitted, **own}))
         return Finished(run_on(superlink, parties, run_config))
 
 
@@ -267,8 +263,7 @@ def with_model(
             "resume='%s' to run it to its end.",
             *(config.model, found.epoch, f" of {epochs}" if epochs else "", config.model),
         )
-    there = available_parties(config, found)
-    left = there.without if there else frozenset()
+    left = there.without if (there := available_parties(config, found)) else frozenset()
     if len(node_configs) == parties - len(left):  # of the available parties
         given = iter(node_configs)
         node_configs = [{} if party in left else next(given) for party in range(parties)]

@@ -68,13 +68,12 @@ class SuperLink:
         (self.home / "superlink.key").write_bytes(key)
         (self.home / "superlink.crt").write_bytes(certificate)
         (self.home / "ray.token").write_text(secrets.token_hex(32))
+        public = f"{self.home}/superlink.crt"
         command = [*_CLOSED, "superlink", "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--ssl-keyfile", f"{self.home}/superlink.key"]
-        command += ["--ssl-certfile", f"{self.home}/superlink.crt"]
-        command += ["--ssl-ca-certfile", f"{self.home}/superlink.crt"]
+        command += ["--ssl-keyfile", f"{self.home}/superlink.key", "--ssl-certfile", public]
+        command += ["--ssl-ca-certfile", public]
         command += ["--simulation" if self.simulation else "--enable-supernode-auth"]
-        certificates = {"root-certificates": f"{self.home}/superlink.crt"}
-        own = {"address": f"127.0.0.1:{self.port}", **certificates}
+        own = {"address": f"127.0.0.1:{self.port}", "root-certificates": public}
         _write_toml(self.home / "config.toml", {"superlink": {"default": "own", "own": own}})
         self._process = self.start(command, self.home / "superlink.log")
         stack.callback(stop, self._process)
@@ -144,7 +143,12 @@ class SuperLink:
 
     def start(self, command: list[str], log: Path) -> subprocess.Popen[bytes]:
         """Start a Flower command; `stop` ends it and all that it starts."""
-        scripts = str(Path(sys.executable).parent)
+        scripts, of_ray = str(Path(sys.executable).parent), dict[str, str]()
+        if not ray_cluster():  # close our Ray to others
+            of_ray = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{self.home}/ray.token"}
+        elif self.states:
+            job = {"runtime_env": {"env_vars": {STATES: str(self.states)}}}
+            of_ray = {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)}
         environment = {
             **os.environ,
             **direct_to_loopback(os.environ),
@@ -153,7 +157,7 @@ class SuperLink:
             "FLWR_HOME": str(self.home),
             # Files that outlive these processes stay in the user's own folder.
             "VFL_HOME": str(lasting_home()),
-            **self._of_ray(),
+            **of_ray,
             # Otherwise Flower builds an environment for each run, and downloads torch.
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "FLWR_TELEMETRY_ENABLED": "0",
@@ -169,15 +173,6 @@ class SuperLink:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-
-    def _of_ray(self) -> dict[str, str]:
-        """Return variables that close our Ray to others, or name our folder to a cluster."""
-        if not ray_cluster():
-            return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{self.home}/ray.token"}
-        if not self.states:
-            return {}
-        job = {"runtime_env": {"env_vars": {STATES: str(self.states)}}}
-        return {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)}
 
     def _healthy(self) -> bool:
         trust = ssl.create_default_context(cafile=str(self.home / "superlink.crt"))
@@ -226,8 +221,7 @@ def ray_cluster() -> str:
 
 def ray_cpus() -> int:
     """Return the number of CPUs for Ray's actors: on its cluster, if any, or this machine."""
-    address = ray_cluster()
-    if not address:
+    if not (address := ray_cluster()):
         return os.cpu_count() or 1
     import ray
 

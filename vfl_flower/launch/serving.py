@@ -37,9 +37,8 @@ def serve_supernodes(
     with ExitStack() as stack:
         superlink = stack.enter_context(SuperLink(simulation=False))
         (superlink.home / "vfl-flower").symlink_to(folder)  # parties' states are in the folder
-        for party in range(parties):
-            node_config = {**permitted, **(node_configs[party] if node_configs else {})}
-            stack.enter_context(superlink.supernode(party, parties, node_config))
+        for party, own in enumerate(node_configs or [{}] * parties):
+            stack.enter_context(superlink.supernode(party, parties, {**permitted, **own}))
         started, read = time.time(), log.stat().st_size if log.exists() else 0
         process = superlink.submit(submitted, parties, log)
         stack.callback(_end, process_file, started, process)
@@ -60,8 +59,6 @@ def serve_supernodes(
 def _end(process_file: Path, started: float, run: subprocess.Popen[bytes]) -> None:
     """End the service's own process, so that parties give back what they have counted ahead."""
     with suppress(OSError, ValueError, subprocess.TimeoutExpired):
-        if process_file.stat().st_mtime < started:
-            return
-        number = int(process_file.read_text())
-        os.kill(number, signal.SIGTERM)
-        run.wait(_ENDING)
+        if process_file.stat().st_mtime >= started:
+            os.kill(int(process_file.read_text()), signal.SIGTERM)
+            run.wait(_ENDING)

@@ -50,17 +50,13 @@ def from_anywhere(run_config: Mapping[str, Any]) -> dict[str, Any]:
             values[name] = _absolute(value)
         elif (name == "dataset" or key.registry) and kind.endswith(".py"):
             values[name] = f"{_absolute(kind)}:{path}"
-        elif path and _is_path(name, kind, path):
+        elif path and (
+            (name == "bottom-model" and kind in BOTTOMS.of)
+            or (name == "dataset" and kind in ("files", "npz", "csv", "parquet"))
+            or (name == "dataset" and kind == "hf" and Path(path).exists())  # else a hub's
+        ):
             values[name] = f"{kind}:{_absolute(path)}"
     return values
-
-
-def _is_path(name: str, kind: str, path: str) -> bool:
-    """Return whether the text after the kind of a model or data set is a path."""
-    if name == "bottom-model":
-        return kind in BOTTOMS.of
-    is_file = kind in ("files", "npz", "csv", "parquet")
-    return name == "dataset" and (is_file or (kind == "hf" and Path(path).exists()))  # else a hub's
 
 
 def of_node_from_anywhere(node_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,9 +158,9 @@ def sentence_of(said: str) -> str | None:
 
 def _cause(said: str) -> str:
     """Return the last line of Flower's log that says what went wrong, as a sentence."""
-    lines = [
+    lines = (
         line.rstrip().strip("─│╭╮╰╯ ") if line[:1] in "│╭╰" else line for line in said.splitlines()
-    ]
+    )
     telling = [line for line in lines if _TELLING.search(line) and not _BOILERPLATE.match(line)]
     found = " ".join(_RECORD.sub("", telling[-1]).split()) if telling else "it does not say why"
     return f"{found[:300].rstrip('.')}."

@@ -96,9 +96,7 @@ class OwnBottom(BottomModel):
         precision: str,
     ) -> None:
         super().__init__([module], [activation], precision)
-        self.name = name
-        self.size = size
-        self.sample = sample
+        self.name, self.size, self.sample = name, size, sample
 
     def forward(self, x: Samples, perturb: Perturb | None = None) -> Tensor:
         """Return embeddings [R, E], whose shape is checked."""

@@ -173,8 +173,7 @@ def built(make: Any, said: str, arguments: str, *given: Any) -> nn.Module:
         raise ConfigError(
             f"{said} is not a torch module, but a {type(module).__name__}. Return a torch module."
         )
-    odd = {str(p.dtype) for p in trained(module).values()} - {"torch.float32"}
-    if odd:
+    if odd := {str(p.dtype) for p in trained(module).values()} - {"torch.float32"}:
         raise ConfigError(f"{said} trains parameters of {odd.pop()}. Make them torch.float32.")
     for p in trained(module).values():
         if not nn.parameter.is_lazy(p):  # zeroth-order directions are added in memory order

@@ -69,9 +69,8 @@ def cnn(shape: Shape, size: int, models: ModelConfig) -> Layers:
             f"bottom-model = 'cnn' needs images, but a sample has shape {shape}. Choose linear or "
             "mlp."
         )
-    channels = models.bottom_hidden
+    channels, (height, width) = models.bottom_hidden, shape[:2]
     colours = shape[2] if len(shape) == 3 else 1
-    height, width = shape[0], shape[1]
     layers: list[tuple[nn.Module, str]] = []
     for depth, inputs in enumerate((colours, channels)):
         stride = 2 if min(height, width) >= 4 else 1

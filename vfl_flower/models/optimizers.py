@@ -120,8 +120,7 @@ class Rates:
     """
 
     def __init__(self, training: TrainingConfig, lr: float, per_epoch: float) -> None:
-        self.lr = lr
-        self.schedule = training.lr_schedule
+        self.lr, self.schedule = lr, training.lr_schedule
         self.decay = _LR_DECAY if training.lr_decay is None else training.lr_decay
         self.decay_every = (training.lr_step or _LR_STEP) * per_epoch
         self.warm_up = training.warm_up * per_epoch

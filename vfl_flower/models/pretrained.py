@@ -173,8 +173,7 @@ def _backbone(place: Path, weights: bool) -> tuple[Any, bool]:
             said = " ".join(str(error).split())[:200]
             raise VflError(f"cannot be built from {place}: {said}") from error
     missing = sorted(report["missing_keys"])
-    lost = [name for name in missing if "pooler" not in name]  # many models train without a pooler
-    if lost:
+    if lost := [name for name in missing if "pooler" not in name]:
         raise VflError(
             f"has no {lost[0]!r} among the weights in {place}. Save the weights and config.json "
             "of the same model."
@@ -220,8 +219,7 @@ def _alone(transformers: Any) -> Iterator[None]:
 
 def _check_sample(sample: dict[str, Tensor], reads: set[str], config: Any) -> None:
     """Refuse rows like this one, if the backbone cannot read them."""
-    unknown = sorted(sample.keys() - reads)
-    if unknown:
+    if unknown := sorted(sample.keys() - reads):
         raise VflError(
             f"cannot read {unknown[0]!r}, which samples have. It reads {', '.join(sorted(reads))}: "
             "rename or leave out the others."

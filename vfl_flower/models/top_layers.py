@@ -44,13 +44,11 @@ class TopModel(nn.Module):
         precision: str = "float32",
     ) -> None:
         super().__init__()
-        self.precision = precision
+        self.precision, self.combine, self.outputs = precision, combine, outputs
         self.parties = len(sizes)
         self.blocks = self.parties + (own is not None)
         self.received = sum(sizes)  # columns of h with parties' embeddings
         self.starts = list(accumulate(sizes, initial=0))  # first column of each party
-        self.combine = combine
-        self.outputs = outputs
         self.layers = nn.ModuleList(layers)
         self.monotone = any(isinstance(layer, MonotoneLinear) for layer in self.layers)
         self.own = own

@@ -156,7 +156,11 @@ def build_top(
     models, own, blocks = config.models, None, list(sizes)
     if own_columns:
         blocks.append(embedding_size(config, outputs))
-        own = _own_bottom(config, len(sizes), own_columns, blocks[-1], *monotone[1])
+        # As of one more party with a table, so an mlp where others have a cnn, lstm or own modules.
+        for_tables = models.bottom in BOTTOMS.known and models.bottom not in ("cnn", "lstm")
+        mlp = {} if for_tables else {"bottom-model": "mlp", "model-args": ""}
+        about = config.with_values(mlp), len(sizes), torch.zeros(own_columns), blocks[-1], b""
+        own = build_bottom(*about, *monotone[1])
     if rising := {*monotone[0], *([len(sizes)] if monotone[1] else [])}:
         _check_monotone(config, outputs, kinds[0])
     precision = config.training.precision
@@ -168,10 +172,9 @@ def build_top(
     beside = sum(blocks) + kinds[0].placeholders(len(sizes))
     inputs = beside if models.combine == "concat" else blocks[0]
     widths = TOPS.load(models.top)(inputs, outputs, models)
+    numbers = sum(wide * out for wide, out in pairwise(widths))
+    check_size(numbers, "top-hidden or embedding-size")
     with seeded(config, -1):
-        check_size(
-            sum(wide * out for wide, out in pairwise(widths)), "top-hidden or embedding-size"
-        )
         layers = [Linear(wide, out) for wide, out in pairwise(widths)]
     if rising and layers:
         each = [turns(size) * (at in rising) for at, size in enumerate(blocks)]
@@ -198,19 +201,6 @@ def _check_monotone(config: RunConfig, outputs: int, kind: type[TopModel]) -> No
         raise ConfigError(
             f"A participant has monotonic columns, which do not fit {wrong}. Leave one of them out."
         )
-
-
-def _own_bottom(
-    config: RunConfig, number: int, columns: int, size: int, *signs: int
-) -> BottomModel:
-    """Build the bottom model of the label holder's columns, as of one more party.
-
-    The columns are a table. So it is an mlp if parties have a cnn, an lstm or their own modules.
-    """
-    bottom = config.models.bottom
-    if bottom not in BOTTOMS.known or bottom in ("cnn", "lstm"):
-        config = config.with_values({"bottom-model": "mlp", "model-args": ""})
-    return build_bottom(config, number, torch.zeros(columns), size, b"", *signs)
 
 
 def load_top(config: RunConfig, top: TopModel, arrays: Mapping[str, NDArray[Any]]) -> None:

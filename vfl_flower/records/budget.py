@@ -65,22 +65,18 @@ class Budget:
         if not self._rules:
             return wanted, ""
         if wanted and (wanted > self._left or today() > self._day):
-            self._reserve(wanted)
+            with self._opened() as ledger:
+                self._settle(ledger)
+                day = last_day(ledger, self._limits)
+                most, self._rule = left(ledger, self._limits, day)
+                few = min(AHEAD, max(self._rules) // 100)  # to count ahead, if they are left
+                more = few if wanted <= few <= most else max(0, min(wanted, most))
+                count(ledger, self._limits, more, day)
+                self._day, self.ledger = day, ledger.secret
+            self._left = more  # it is on the disk now
         allowed = min(wanted, self._left)
         self._left -= allowed
         return allowed, "" if allowed == wanted else self._rule
-
-    def _reserve(self, lacks: int) -> None:
-        """Count ahead what the limits leave; more than ``lacks``, if they leave enough."""
-        with self._opened() as ledger:
-            self._settle(ledger)
-            day = last_day(ledger, self._limits)
-            most, self._rule = left(ledger, self._limits, day)
-            few = min(AHEAD, max(self._rules) // 100)
-            more = few if lacks <= few <= most else max(0, min(lacks, most))
-            count(ledger, self._limits, more, day)
-            self._day, self.ledger = day, ledger.secret
-        self._left = more  # it is on the disk now
 
     def give_back(self, number: int) -> None:
         """Take back what was just counted, since it is not spent."""

@@ -6,7 +6,6 @@ for "auto". `vfl_flower.config.run_config` reads the sections.
 
 from vfl_flower.config.options.data import AssessmentConfig, DataConfig
 from vfl_flower.config.options.models import ModelConfig
-from vfl_flower.config.options.option import key
 from vfl_flower.config.options.protocol import CodecConfig, PrivacyConfig, ScheduleConfig
 from vfl_flower.config.options.running import RunningConfig, ServingConfig
 from vfl_flower.config.options.training import EstimatorConfig, TrainingConfig
@@ -22,5 +21,4 @@ __all__ = [
     "ScheduleConfig",
     "ServingConfig",
     "TrainingConfig",
-    "key",
 ]

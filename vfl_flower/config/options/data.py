@@ -9,35 +9,32 @@ from typing import NamedTuple
 
 from vfl_flower.config import plugins
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.options.option import key
+from vfl_flower.config.options.option import basic, key, setting
 
 
 @dataclass(frozen=True)
 class DataConfig:
     """Rows, columns and labels."""
 
-    dataset: str = key(
+    dataset: str = basic(
         "digits",
         "Names the data set. The built-in sets, npz:PATH, csv:PATH, parquet:PATH, svmlight:PATH "
         "and hf:NAME_OR_DIR are divided among the parties. With files:PATH, PATH is the label "
         "holder's own csv or parquet file. Each party then names its own file in its "
         "--node-config.",
         example="dataset='breast-cancer'",
-        basic=True,
         values="digits, breast-cancer, npz:PATH, csv:PATH, parquet:PATH, svmlight:PATH, "
         "hf:NAME_OR_DIR, files:PATH, FILE.py:NAME or FILE.py:NAME:PATH",
     )
-    label: str = key(
+    label: str = basic(
         "label",
         "Names the label column. It applies to csv:, parquet:, hf: and files: data sets.",
         example="dataset='files:labels.csv' label='default'",
-        basic=True,
     )
-    target: str = key(
+    target: str = basic(
         "classification",
         "Says what the labels are: classes or numbers. Numbers are fitted by squared error.",
         example="dataset='csv:houses.csv' label='price' target='regression'",
-        basic=True,
         choices=("classification", "regression"),
     )
     class_weights: str = key(
@@ -47,18 +44,16 @@ class DataConfig:
         "equally.",
         example="dataset='breast-cancer' class-weights='balanced'",
     )
-    label_range: str = key(
+    label_range: str = setting(
         "",
         "Clips regression labels to a lowest and a highest value. Noise on labels or on scalars "
         "needs this range.",
         example="dataset='csv:people.csv' label='age' target='regression' label-range='0,120'",
-        expert=True,
     )
-    id: str = key(
+    id: str = basic(
         "id",
         "Names the id column of the label holder's file. It applies to files: data sets.",
         example="dataset='files:labels.csv' id='customer'",
-        basic=True,
     )
     columns: str = key(
         "",
@@ -115,21 +110,19 @@ class DataConfig:
         example="dataset='files:labels.csv' dates='days'",
         choices=("refuse", "days"),
     )
-    monotonic: str = key(
+    monotonic: str = setting(
         "",
         "Names columns of the label holder's file that the score rises with (+) or falls with (-), "
         "for all values. A party names its own in its node configuration.",
         example="dataset='files:labels.csv' monotonic='income:+,debt:-'",
-        expert=True,
     )
-    align: str = key(
+    align: str = basic(
         "psi",
         "Chooses how the rows of files: data sets are matched by id. `psi` finds the rows of all "
         "participants by private set intersection. `any` also keeps rows that at least "
         "`min-parties` parties have. `ids` requires equal ids at all parties. Each party must "
         "allow `ids` in its node configuration.",
         example="dataset='files:labels.csv' align='any'",
-        basic=True,
         choices=("psi", "any", "ids"),
     )
     min_parties: int = key(
@@ -145,27 +138,24 @@ class DataConfig:
         "other. `person` is a list of rules for people. The empty text matches by `id`.",
         example="dataset='files:labels.csv' match='surname+date(birthdate); person'",
     )
-    match_columns: str = key(
+    match_columns: str = setting(
         "",
         "Says which column of the label holder's file has which name in rules. Without it, the "
         "names are equal. A party says so in its node configuration.",
         example="dataset='files:labels.csv' match='person' match-columns='surname=last_name'",
-        expert=True,
     )
-    match_error: float = key(
+    match_error: float = setting(
         0.001,
         "Sets the largest share of a rule's matches that may be false. A rule above it is not "
         "used.",
         example="dataset='files:labels.csv' match='person' match-error=0.01",
-        expert=True,
         above=0,
     )
-    presence: float = key(
+    presence: float = setting(
         1.0,
         "Sets the share of rows that each party has, to try out partial rows. It applies to "
         "divided data sets. The seed draws these rows. Every row stays with at least one party.",
         example="dataset='breast-cancer' presence=0.7",
-        expert=True,
         above=0,
     )
     test_fraction: float = key(
@@ -176,46 +166,41 @@ class DataConfig:
         least=0,
         below=1,
     )
-    validation_fraction: float | None = key(
+    validation_fraction: float | None = basic(
         None,
         "Sets the share of training rows held out for validation. The run restores the model with "
         "the lowest validation loss. With 0, the run keeps the model of the last epoch.",
         example="validation-fraction=0.1",
-        basic=True,
         auto="0.15, at most 20000 rows. 0 with fewer than 200 training rows. 0 with "
         "privacy='scalar', which would not protect the labels of these rows.",
         least=0,
         below=1,
     )
-    image_split: str = key(
+    image_split: str = setting(
         "quadrants",
         "Chooses how images are divided among parties. `quadrants` makes a near-square grid of "
         "blocks. `rows` and `columns` make bands of pixels. `flat` cuts the flattened image into "
         "equal parts.",
         example="image-split='rows'",
-        expert=True,
         choices=("quadrants", "rows", "columns", "flat"),
     )
-    tokenizer: str = key(
+    tokenizer: str = setting(
         "",
         "Names the folder of the tokenizer for a divided data set of texts. The folder has the "
         "format of the transformers library. Each party gets its part of each text's words.",
         example="dataset='hf:reviews' tokenizer='tokenizer'",
-        expert=True,
     )
-    text_length: int = key(
+    text_length: int = setting(
         64,
         "Limits the tokens in one party's part of a text.",
         example="dataset='hf:reviews' tokenizer='tokenizer' text-length=32",
-        expert=True,
         least=1,
     )
-    augment: str = key(
+    augment: str = setting(
         "none",
         "Chooses how parties augment samples during training. A party's node configuration can "
         "override it. `crop-flip` crops and mirrors images.",
         example="augment='crop-flip' bottom-model='cnn'",
-        expert=True,
         registry=plugins.AUGMENTATIONS,
     )
 
@@ -271,11 +256,10 @@ class AssessmentConfig:
         values="a number between 0 and 1, 'f1', 'cost:R' or 'rate:R'",
         numbers=True,
     )
-    min_segment: int = key(
+    min_segment: int = setting(
         50,
         "Sets the fewest rows of a segment that has figures.",
         example="dataset='files:labels.csv' segments='region' min-segment=100",
-        expert=True,
         least=1,
     )
     flag_rate: float = key(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import field
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
@@ -14,14 +14,16 @@ from vfl_flower.config.checks import Check, InvalidError, check_of
 from vfl_flower.config.errors import ConfigError, shown, unknown
 
 
-def key(default: Any, help: str, *, example: str, basic: bool = False, **more: Any) -> Any:
+def key(default: Any, help: str, *, example: str, **more: Any) -> Any:
     """Return the dataclass field of one option, with fields of `Key`; the default None is "auto".
 
     ``name`` replaces the name of the field.
     """
-    return field(
-        default=default, metadata={"help": help, "example": example, "basic": basic, **more}
-    )
+    return field(default=default, metadata={"help": help, "example": example, **more})
+
+
+basic, setting = partial(key, basic=True), partial(key, expert=True)
+"""Return the field of an option that a new user needs, and of an expert setting."""
 
 
 def sentences(text: str) -> list[str]:

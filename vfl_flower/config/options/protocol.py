@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vfl_flower.config import plugins
-from vfl_flower.config.options.option import key
+from vfl_flower.config.options.option import basic, key, setting
 
 _EMBEDDINGS = "strategy='vafl' privacy='perturbed-embedding'"
 
@@ -14,12 +14,11 @@ _EMBEDDINGS = "strategy='vafl' privacy='perturbed-embedding'"
 class ScheduleConfig:
     """Quorum, windows, delays, and the rows of a step."""
 
-    quorum: int | None = key(
+    quorum: int | None = basic(
         None,
         "Sets how many uploads the label holder waits for. All parties is synchronous, 1 is "
         "asynchronous.",
         example="strategy='vafl-t' quorum=2",
-        basic=True,
         auto="the system's own.",
         least=1,
         symbol="t, in VAFL",
@@ -36,31 +35,28 @@ class ScheduleConfig:
         "most 64.",
         least=1,
     )
-    sampling: str = key(
+    sampling: str = setting(
         "shuffle",
         "Chooses how mini-batches are drawn. `shuffle` slices a shuffled epoch. `poisson` takes "
         "each row with probability batch-size / rows. `replacement` draws each mini-batch from all "
         "rows, as the papers do.",
         example="sampling='poisson'",
-        expert=True,
         registry=plugins.SAMPLINGS,
     )
-    max_delay: int = key(
+    max_delay: int = setting(
         0,
         "Limits the age of an embedding that the label holder uses, in label-holder steps. 0 sets "
         "no limit.",
         example="strategy='vafl' max-delay=20",
-        expert=True,
         least=0,
         symbol="D, in VAFL",
     )
-    delay: str = key(
+    delay: str = setting(
         "none",
         "Simulates delays on the virtual clock of the in-process engine. `poisson` and "
         "`exponential` follow VAFL's appendix G. `straggler` makes one party 20 to 60 % slower "
         "(AsyREVEL).",
         example="strategy='vafl' delay='exponential'",
-        expert=True,
         choices=("none", "poisson", "exponential", "straggler"),
     )
 
@@ -72,12 +68,11 @@ class CodecConfig:
     Options of the downlink have the prefix ``downlink-``.
     """
 
-    codec: str = key(
+    codec: str = basic(
         "identity",
         "Chooses how parties compress the embeddings that they upload. `top-k` keeps the largest "
         "entries. `qsgd` rounds entries at random. `float16` and `bfloat16` use 2 bytes.",
         example="codec='top-k'",
-        basic=True,
         registry=plugins.CODECS,
     )
     keep: float | None = key(
@@ -86,12 +81,11 @@ class CodecConfig:
         example="codec='top-k' keep=0.05",
         auto="0.1",
     )
-    bits: int | None = key(
+    bits: int | None = setting(
         None,
         "Sets the bits of a number. qsgd has 2^bits levels, and 1 to 16 bits. top-k has 16, or 32 "
         "for exact values.",
         example="codec='qsgd' bits=3",
-        expert=True,
         auto="4 for qsgd, 16 for top-k",
     )
     compression: str = key(
@@ -115,84 +109,75 @@ class CodecConfig:
 class PrivacyConfig:
     """Noise, and the budget that it must keep."""
 
-    mechanism: str = key(
+    mechanism: str = basic(
         "none",
         "Chooses the privacy mechanism. `labels` randomises the labels once, before training. "
         "`scalar` clips loss differences and adds noise to them and to the top model (DPZV). "
         "`perturbed-embedding` adds noise to everything that leaves a party (VAFL, section 4).",
         example="privacy='labels' epsilon=2.0",
-        basic=True,
         name="privacy",
         registry=plugins.MECHANISMS,
     )
-    embedding_noise: float = key(
+    embedding_noise: float = setting(
         1.0,
         "Sets the standard deviation of the Gaussian noise on the last layer.",
         example=f"{_EMBEDDINGS} embedding-noise=2.0",
-        expert=True,
         least=1e-6,
         symbol="c, in VAFL",
     )
-    inner_noise: float = key(
+    inner_noise: float = setting(
         0.0,
         "Sets the standard deviation of the uniform noise on the inner layers.",
         example=f"{_EMBEDDINGS} inner-noise=0.1",
-        expert=True,
         least=0,
     )
-    embedding_bound: float = key(
+    embedding_bound: float = setting(
         1.0,
         "Clips the output of the last layer to this norm, before noise is added.",
         example=f"{_EMBEDDINGS} embedding-bound=2.0",
-        expert=True,
         least=1e-6,  # far from where numbers of 32 bits, and noise with them, become zero
         symbol="R",
     )
-    clip: float = key(
+    clip: float = setting(
         1.0,
         "Clips a row's loss difference to [-C, C].",
         example="strategy='dpzv' clip=0.5",
-        expert=True,
         above=0,
         symbol="C, in DPZV",
     )
-    epsilon: float | None = key(
+    epsilon: float | None = basic(
         None,
         "Sets the privacy budget of a run with noise on labels or on scalars. Noise on scalars "
         "keeps the budget at `delta`. In an explanation, it is the budget of the figures for "
         "parties: 1 by default.",
         example="privacy='labels' epsilon=2.0",
-        basic=True,
         auto="the system's, or none.",
         above=0,
         symbol="epsilon",
     )
-    delta: float | None = key(
+    delta: float | None = setting(
         None,
         "Sets the delta of the budget (epsilon, delta).",
         example="strategy='dpzv' epsilon=1.0 delta=0.0001",
-        expert=True,
         auto="1e-5, or 0.1 over the training rows if that is less.",
         above=0,
         below=1,
         symbol="delta",
     )
-    top_clip: float = key(
+    top_clip: float = setting(
         0.5,
         "Clips a row's gradient of the top model to this norm, with noise on scalars.",
         example="strategy='dpzv' top-clip=1.0",
-        expert=True,
         above=0,
     )
-    noise_multiplier: float | None = key(
+    noise_multiplier: float | None = setting(
         None,
         "Sets the noise on the mean scalar of U rows, as a multiple of C / U.",
         example="strategy='dpzv' noise-multiplier=2.0",
-        expert=True,
         auto="calibrated to epsilon, delta and the length of the run.",
         least=0,
     )
-    calibration: str = key(
+    calibration: str = setting(
         "known",
         "Chooses how noise is calibrated to the budget. `known` assumes that parties know the "
         "mini-batches, which is true here. `secret` assumes secret mini-batches, by "
@@ -200,15 +185,13 @@ class PrivacyConfig:
         "model. `secret` and `paper` need sampling='poisson'. The results state the guarantee "
         "that holds.",
         example="strategy='dpzv' calibration='secret' sampling='poisson'",
-        expert=True,
         choices=("known", "secret", "paper"),
     )
-    noise_seed: int = key(
+    noise_seed: int = setting(
         -1,
         "Chooses secret or repeatable randomness: -1 keeps it secret. It covers noise, "
         "directions, Poisson mini-batches and, with files:, the first models. It also covers the "
         "order of partial rows. Use 0 or more in experiments only.",
         example="strategy='cascaded' noise-seed=0",
-        expert=True,
         least=-1,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vfl_flower.config import logs, plugins
-from vfl_flower.config.options.option import key
+from vfl_flower.config.options.option import basic, key, setting
 
 _EXCHANGES_APART = 1000  # checkpoints, on SuperNodes
 _NODES = "supernodes"
@@ -15,12 +15,11 @@ _NODES = "supernodes"
 class RunningConfig:
     """Where and how a run takes place."""
 
-    transport: str = key(
+    transport: str = setting(
         "auto",
         "Chooses how messages travel on SuperNodes. `stream` connects each party to the label "
         "holder. `messages` uses Flower's messages. `auto` streams if every party can connect.",
         example="transport='messages'",
-        expert=True,
         engine=_NODES,
         choices=("auto", "stream", "messages"),
     )
@@ -37,12 +36,11 @@ class RunningConfig:
         example="stream-ports='9600-9699'",
         engine=_NODES,
     )
-    session_seconds: float = key(
+    session_seconds: float = setting(
         600.0,
         "Sets the length of a streaming session in seconds. After each session, parties save "
         "their state and reconnect.",
         example="session-seconds=300",
-        expert=True,
         engine=_NODES,
         above=0,
     )
@@ -67,11 +65,10 @@ class RunningConfig:
         example="strategy='vafl' on-party-failure='continue'",
         choices=("stop", "continue"),
     )
-    eval_every: float = key(
+    eval_every: float = setting(
         1.0,
         "Sets the epochs, or parts of an epoch, between two evaluations.",
         example="eval-every=0.5",
-        expert=True,
         above=0,
     )
     checkpoint_every: int | None = key(
@@ -82,12 +79,11 @@ class RunningConfig:
         auto="1000 on SuperNodes, else 0.",
         least=0,
     )
-    retention_days: int = key(
+    retention_days: int = setting(
         0,
         "Sets the days after which the label holder removes alignments, and predictions in the "
         "folder of the model. It looks when a task begins. 0 keeps them.",
         example="retention-days=365",
-        expert=True,
         least=0,
     )
     observer: str = key(
@@ -105,12 +101,11 @@ class RunningConfig:
         example="log-format='json'",
         choices=logs.FORMATS,
     )
-    resume: str = key(
+    resume: str = basic(
         "",
         "Names the results folder of an interrupted run to resume.",
         example="resume='runs/a'",
         before="runs/a was interrupted",
-        basic=True,
     )
     grow: str = key(
         "",
@@ -119,25 +114,22 @@ class RunningConfig:
         example="grow='runs/a'",
         before="runs/a has finished",
     )
-    rerun: str = key(
+    rerun: str = setting(
         "",
         "Repeats the finished run in this results folder to the last bit, and compares messages.",
         example="rerun='runs/a'",
         before="runs/a has finished",
-        expert=True,
     )
-    device: str = key(
+    device: str = basic(
         "auto",
         "Chooses where models run: cpu, cuda, or auto. `auto` uses a GPU if there is one.",
         example="device='cpu'",
-        basic=True,
         values="'auto', 'cpu' or 'cuda'",
     )
-    out: str = key(
+    out: str = basic(
         "",
         "Names the results folder. The empty text stands for runs/STRATEGY-DATASET-TIME.",
         example="out='runs/a'",
-        basic=True,
     )
 
     def exchanges_apart(self, simulated: bool) -> int:
@@ -175,21 +167,19 @@ class ServingConfig:
         "Prometheus needs a token too.",
         example="task='serve' model='runs/a' serve-token='/etc/vfl/callers.txt'",
     )
-    score_timeout: float = key(
+    score_timeout: float = setting(
         0.2,
         "Limits the seconds that a score waits for a party, and doubles for each 256 ids of a "
         "batch. A model of any subset then answers without the party. Another model refuses and "
         "names the party.",
         example="task='serve' model='runs/a' score-timeout=0.5",
-        expert=True,
         above=0,
     )
-    max_withdrawn: float = key(
+    max_withdrawn: float = setting(
         1.0,
         "Limits the share of the training set's people who have withdrawn since. Above it, the "
         "service answers no request for scores.",
         example="task='serve' model='runs/a' max-withdrawn=0.01",
-        expert=True,
         least=0,
     )
     new_ids_per_day: int = key(
