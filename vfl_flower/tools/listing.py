@@ -97,8 +97,10 @@ def _found(words: Sequence[str], listed: Sequence[Entry]) -> list[Entry]:
     texts = [(each, " ".join((each.name, *_texts(each))).lower()) for each in listed]
     found = [_with_reasons(each, low) for each, text in texts if all(w in text for w in low)]
     if not found:
-        said = " ".join(words)
-        close = get_close_matches(said.replace("_", "-"), [each.name for each in listed], 1)
+        said, every = " ".join(words), [each.name for each in listed]
+        parts = {part for name in every for part in name.split("-")}  # as "noise" of noise-seed
+        dashed = said.lower().replace("_", "-")
+        close = get_close_matches(dashed, every, 1) or get_close_matches(dashed, parts, 1)
         hint = f"Did you mean {close[0]}?" if close else "`vfl list --all` shows all of them."
         raise ConfigError(f"No system, option or party rule has the word {said!r}. {hint}")
     return found

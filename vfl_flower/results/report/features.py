@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,13 @@ def in_terminal(folder: Path, what: str) -> str:
     of = json_of(folder / f"{what}.json")
     named = [{"party": n, "name": each} for n, each in from_json(of.get("names")).items()]
     run = Shown("", folder, {"by_party": named})
-    section = information([run]) if what == "information" else importance([run])
-    return section.in_terminal() if section else ""
+    section = (information if what == "information" else importance)([run])
+    if not section:
+        return ""
+    more = [f"{title} are in the page of `vfl report {folder}`." for title in section.more]
+    told = _refused(run, of)  # by notices
+    notes = [*(each for each in section.notes if each not in told), *more]
+    return replace(section, notes=notes).in_terminal()
 
 
 def _refused(run: Shown, of: Mapping[str, Any]) -> list[str]:
