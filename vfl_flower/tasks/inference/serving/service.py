@@ -6,6 +6,7 @@ for nobody. A large request takes several batches (`requests.Queue`).
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -95,8 +96,8 @@ class Service:
         epsilon = loaded.releases.epsilon
         return said | ({} if epsilon is None else {"epsilon": epsilon})
 
-    async def admit(self, request: requests.Request) -> None:
-        """Take a request, whose ``answer`` will be called, or raise `UnavailableError`."""
+    async def answer(self, request: requests.Request) -> requests.Answers:
+        """Take a request, and return its answers, or raise `VflError`."""
         with self.queue.room(request) as has_room:
             if not has_room:
                 raise requests.UnavailableError(
@@ -122,6 +123,7 @@ class Service:
                 await self._counting.run(request.caller, count)
             if not self.queue.put(request):
                 raise requests.UnavailableError("The service is ending.", "ending")
+        return await asyncio.wrap_future(request.answer)
 
     def close(self) -> None:
         """End the threads of this service, once no request comes any more."""
@@ -231,6 +233,7 @@ class Service:
         except Exception as error:  # answer all: nobody may wait for ever
             if not isinstance(error, VflError):
                 log.exception("The service failed to score.")
+                error = VflError(requests.FAILED)
             for request, _, _ in batch:
                 request.fail(error)
 
