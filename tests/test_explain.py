@@ -427,7 +427,7 @@ def test_a_terminal_repeats_no_refusal_and_says_what_it_leaves_out(tmp_path: Pat
     (tmp_path / "explanation.json").write_text(json.dumps(figures))
     said = features.in_terminal(tmp_path, "explanation")
     assert "refuses" not in said
-    assert f"2 more features are in the page of `vfl report {tmp_path}`." in said
+    assert f"The page of `vfl report {tmp_path}` has 2 more features." in said
     assert said.splitlines()[1].split()[-4:] == ["0.0000", "0.0000", "to", "0.0200"]
 
 
