@@ -104,7 +104,11 @@ class Wiretap(ClientApp):
             return
         order = read_order(message, _ORDERS[message.metadata.message_type])
         if isinstance(order, messages.RejoinOrder):
-            self._rejoin(order)
+            self.pending = None
+            for _, surrogate in self.downlinks.with_surrogates():
+                surrogate.zero_()
+            for _, surrogate in self.uplinks.with_surrogates():
+                surrogate.copy_(torch.from_numpy(order.arrays["embedding"]))
         elif self.pending and order.arrays.keys() - {"ids"}:
             self._read_feedback(*self.pending, order.arrays)
             self.pending = None
@@ -130,13 +134,6 @@ class Wiretap(ClientApp):
         self.masked[window.ids] = rows["embedding"]
         return {name: (each / 2**30).astype(np.float32) for name, each in rows.items()}
 
-    def _rejoin(self, order: messages.RejoinOrder) -> None:
-        self.pending = None
-        for _, surrogate in self.downlinks.with_surrogates():
-            surrogate.zero_()
-        for _, surrogate in self.uplinks.with_surrogates():
-            surrogate.copy_(torch.from_numpy(order.arrays["embedding"]))
-
     def _write(self, window: Window, embeddings: Tensor) -> None:
         self.embeddings[window.ids] = embeddings.numpy()
         self.uploaded[window.ids] = True
@@ -161,8 +158,7 @@ class Wiretap(ClientApp):
 def summed(taps: Sequence[Wiretap]) -> Rows:
     """Return the sum of the parties' embeddings, of each row as last uploaded."""
     if not taps[0].is_masked:
-        total: Rows = np.sum([each.embeddings for each in taps], 0)
-        return total
+        return np.sum([each.embeddings for each in taps], 0)
     return from_fixed(np.sum([each.masked for each in taps], 0, dtype=np.int32), len(taps))
 
 

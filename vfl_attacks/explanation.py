@@ -90,8 +90,7 @@ class Tap(ClientApp):
     @staticmethod
     def _read(blocks: list[Any], width: int) -> Rows:
         if blocks[0].dtype != np.int32:
-            plain: Rows = blocks[0]
-            return plain
+            return blocks[0]
         total: Any = np.sum(blocks, 0, dtype=np.int32)
         return from_fixed(total[:-_ZEROS], len(blocks)).reshape(-1, width)
 

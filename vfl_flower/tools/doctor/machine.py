@@ -184,12 +184,10 @@ def _running() -> Iterator[_Process]:
 
 def _is_ours(process: _Process, homes: Collection[Path]) -> bool:
     words = " ".join(process.words)
-    if not any(each in words for each in _PROGRAMS):
-        return False
     temporary = process.home.startswith(f"{tempfile.gettempdir()}/vfl-flower-")
     # nginx writes over its environment.
     named = any(process.home == str(each) or f"{each}/proxy.conf" in words for each in homes)
-    return temporary or named
+    return any(each in words for each in _PROGRAMS) and (temporary or named)
 
 
 def _is_alone(process: _Process, every: dict[int, _Process]) -> bool:
