@@ -151,7 +151,7 @@ def test_new_ids_fill_a_batch_sooner_than_ids_of_the_alignment() -> None:
 
 def test_a_full_queue_of_one_caller_keeps_out_nobody_else() -> None:
     queue = Queue(400, lambda: None)
-    request = partial(Request, "name", answer=lambda found: None)
+    request = partial(Request, "name")
     for _ in range(10):
         large = request(caller="large", ids=list(range(100)))
         if fits(queue, large):

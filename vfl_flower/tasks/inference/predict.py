@@ -8,7 +8,7 @@ all rows if the model predicts with any subset. A partitioned data set has its t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ from vfl_flower.tasks.inference.releases import UploadCount
 from vfl_flower.tasks.inference.rows import RowsToPredict
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.explain_messages import GivenReasons
-from vfl_flower.transport.gather import AvailableParties, gather
+from vfl_flower.transport.gather import gather
 from vfl_flower.transport.messages import Predicted, PredictOrder, ServeOrder, Serving
 
 
@@ -60,19 +60,12 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     for answer in answers.values():
         with sent_by(answer.party):
             drift.take(answer.party, answer.arrays)
-    known = scored.known
-    if not known.all():
-        _tell_of_unknown_rows(int((~known).sum()), found)
+    if unknown := int((~scored.known).sum()):
+        _tell_of_unknown_rows(unknown, found)
     drift.count(scored)
     of_labels = _of_labels(given, found, scored, rows)
-    figures: dict[str, Any] = {
-        "model": str(config.model),
-        "rows": len(rows.ids),
-        "unknown_rows": int((~known).sum()),
-    }
-    figures["coverage"] = _coverage(rows, scored, there, transport.left_out)
-    if rows.table is not None and rows.places is not None:
-        figures["coverage"] |= of_people(rows.table, rows.places[known], found.config)
+    figures: dict[str, Any] = {"model": str(config.model), "rows": len(rows.ids)}
+    figures |= {"unknown_rows": unknown, "coverage": _coverage(model, scored)}
     figures |= {"epsilon": epsilon} if epsilon is not None else {}
     if of_labels and not mechanism_of(found.config).hides_labels:
         figures |= _learnt(rows)
@@ -168,23 +161,21 @@ def _learnt(rows: RowsToPredict) -> dict[str, int]:
     return {"training_rows": learnt} if learnt else {}
 
 
-def _coverage(
-    rows: RowsToPredict,
-    scored_rows: ScoredRows,
-    there: AvailableParties | None,
-    left_out: Sequence[str],
-) -> dict[str, Any]:
+def _coverage(model: TrainedModel, scored_rows: ScoredRows) -> dict[str, Any]:
     """Return which people of the label holder's file have a score, and why others have none."""
-    asked = len(rows.table.ids) if rows.table else len(rows.ids)
-    scored = int(scored_rows.known.sum())
+    rows, there, known, about = model.rows, model.there, scored_rows.known, dict[str, Any]()
+    asked, scored = len(rows.table.ids) if rows.table else len(rows.ids), int(known.sum())
+    if rows.table is not None and rows.places is not None:
+        about = of_people(rows.table, rows.places[known], model.found.config)
     if there is None:
         left = {"a party lacks them": asked - scored}
-        return coverage(asked, scored, scored, left, rows.known, rules=rows.rules)
-    left_out = [*left_out, *(f"Party {n} is left out by without." for n in sorted(there.without))]
+        return coverage(asked, scored, scored, left, rows.known, rules=rows.rules, **about)
+    left_out = [f"Party {n} is left out by without." for n in sorted(there.without)]
+    left_out = [*model.transport.left_out, *left_out]
     aligned = int(rows.known_by(there.parties).any(1).sum())
     left = {"no party that answered knows them": asked - scored}
     by_party = dict(enumerate(scored_rows.given.sum(0).tolist()))
-    return coverage(asked, aligned, scored, left, by_party, left_out, rows.rules)
+    return coverage(asked, aligned, scored, left, by_party, left_out, rows.rules, **about)
 
 
 def _of_labels(

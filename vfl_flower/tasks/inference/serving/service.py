@@ -39,6 +39,7 @@ _MORE = 256  # work of a batch for which parties get `score-timeout` once more
 _APART = 30.0  # seconds between two alignments because of a party
 _LOOK = 1.0  # seconds between two looks for a new version
 _FIGURES = ("best_epoch", "epochs", "test_", "validation_")  # that `GET /v1/model` shows
+_NO_SCORE: requests.Score = {"prediction": None, "probabilities": None, "parties": []}
 _IDLE = 0.5  # seconds between two looks at parties while nobody asks
 
 
@@ -300,8 +301,9 @@ class Service:
         """Give each request of a batch its scores, from the place of each id or new person."""
         loaded = self.loaded
         unknown = dict.fromkeys(map(str, range(len(loaded.predictor.sizes))), requests.UNKNOWN)
-        nobody_asked = _without_score({HOLDER: requests.UNKNOWN})  # the parties were not asked
-        scores = [*scores, nobody_asked, _without_score(unknown)]  # at -2 and -1
+        nobody_asked = {HOLDER: requests.UNKNOWN}  # the parties were not asked
+        without = ({**_NO_SCORE, "missing": why} for why in (nobody_asked, unknown))
+        scores = [*scores, *without]  # at -2 and -1
         ends = np.cumsum([len(piece.ids) for piece in batch])
         for (request, ids, _), mine in zip(batch, np.split(places, ends), strict=False):
             own: list[int] = mine.tolist()
@@ -357,10 +359,5 @@ class Service:
                 shared[reasons] = {"parties": parties, "missing": missing}
             score.update(shared[reasons])
         for row in np.flatnonzero(~known).tolist():
-            scores[row] = _without_score(scores[row]["missing"])
+            scores[row] = {**_NO_SCORE, "missing": scores[row]["missing"]}
         return scores
-
-
-def _without_score(missing: Mapping[str, str]) -> requests.Score:
-    """Return the answer for an id that has no score."""
-    return {"prediction": None, "probabilities": None, "parties": [], "missing": missing}

@@ -135,7 +135,10 @@ class _Scoring:
         try:
             try:
                 query = Query.model_validate_json(await call.body())
-                _check(query, service.loaded)
+                if bool(query.ids) == bool(query.people):
+                    raise UnavailableError(_ONE_OF, "invalid", 422, retry=0)
+                if query.explain:
+                    _check_explained(query, service.loaded)
                 ids = query.ids or await _people(query, service.loaded)
                 with self._explaining.counted(caller) if query.explain else nullcontext():
                     found = await service.answer(requests.Request(name, caller, ids, query.explain))
@@ -247,17 +250,12 @@ async def _people(query: Query, loaded: Loaded) -> list[Person]:
         raise UnavailableError(str(error), "invalid", 422, retry=0) from None
 
 
-def _check(query: Query, loaded: Loaded) -> None:
-    """Raise `UnavailableError` without ids or people, or contributions for so many of them."""
-    sentence, most = "", loaded.explainer.most_ids
-    if bool(query.ids) == bool(query.people):
-        sentence = _ONE_OF
-    elif query.explain:
-        of_columns = query.explain == "columns"
-        sentence = reasons.refusal(loaded.explainer) if of_columns else loaded.explainer.refusal
-        if not sentence and len(query.ids or query.people) > most:
-            sentence = f"With explain, a request to this model has at most {most} ids."
-            sentence += " Send several."
+def _check_explained(query: Query, loaded: Loaded) -> None:
+    """Raise `UnavailableError` if this model has no contributions for so many ids."""
+    sentence, most = loaded.explainer.refusal, loaded.explainer.most_ids
+    sentence = reasons.refusal(loaded.explainer) if query.explain == "columns" else sentence
+    if not sentence and len(query.ids or query.people) > most:
+        sentence = f"With explain, a request to this model has at most {most} ids. Send several."
     if sentence:
         raise UnavailableError(sentence, "invalid", 422, retry=0)
 
