@@ -18,7 +18,7 @@ from vfl_flower.data.bins import MISSING, segments
 from vfl_flower.label_holder.assessment import numbers, several_classes, threshold, two_classes
 from vfl_flower.label_holder.assessment.form import Scored
 from vfl_flower.label_holder.assessment.intervals import Figure, Z, difference, wilson
-from vfl_flower.label_holder.assessment.segments import largest_difference, of_columns
+from vfl_flower.label_holder.assessment.of_model import largest_difference, of_columns
 
 Array = NDArray[Any]
 Draw = Callable[[np.random.Generator, int], tuple[Array, Array]]

@@ -338,6 +338,7 @@ def test_a_run_without_a_student_is_refused_before_parties_are_asked(
     whole = organised(tmp_path / "whole", {"test-fraction": 0.0}, table(80))
     with pytest.raises(ConfigError, match="no test rows"):
         distil(whole)
+    assert not (whole.folder / "run" / "distilled").exists()
     lacking = organised(tmp_path / "lacking", None, table(80))
     change(lacking.files[0], lambda frame: frame.iloc[1:])
     with pytest.raises(ConfigError, match="1 people of the run"):

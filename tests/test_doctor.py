@@ -24,7 +24,7 @@ from vfl_flower.results import terminal
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.doctor import credentials, machine, network
 from vfl_flower.tools.doctor.examine import examine, role_of
-from vfl_flower.tools.doctor.finding import OK, PROBLEM, WARNING, Finding
+from vfl_flower.tools.doctor.finding import HINT, OK, PROBLEM, WARNING, Finding
 
 GIB = 2**30
 
@@ -359,7 +359,7 @@ def test_modules_have_bytecode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (package / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(machine, "_LOADED", ("node_of_a_test",))
-    for may_write, result in ((False, WARNING), (True, OK)):
+    for may_write, result in ((False, HINT), (True, OK)):
         monkeypatch.setattr(sys, "dont_write_bytecode", not may_write)
         monkeypatch.delitem(sys.modules, "node_of_a_test", raising=False)
         importlib.import_module("node_of_a_test")

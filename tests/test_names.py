@@ -208,13 +208,13 @@ def test_explanations_and_information_values_name_parties(tmp_path: Path) -> Non
 
 
 def test_information_values_of_a_run_have_the_names_of_node_configurations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(evidence, "_draw", lambda path, columns: None)  # takes long
     config = {"task": "information", "dataset": "breast-cancer", "information": "exact"}
     configs = [{"name": "bank"}, {}]
     vfl_flower.run_local(2, {**config, "out": str(tmp_path)}, node_configs=configs)
-    table = features.in_terminal(tmp_path, "information")
+    table = caplog.text + features.in_terminal(tmp_path, "information")
     assert "party bank" in table and "party 0" not in table and "party 1, feature 0" in table
 
 

@@ -8,10 +8,11 @@ import pytest
 
 from tests import prose
 from tests.conftest import Start
+from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.node_rules import RULES, Rules
 from vfl_flower.config.options.option import sentences
 from vfl_flower.config.plugins import SYSTEMS
-from vfl_flower.config.run_config import GROUPS, KEYS, OPTIONS, pairs
+from vfl_flower.config.run_config import GROUPS, KEYS, OPTIONS, pairs, parse
 from vfl_flower.protocol.system import load_system
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools import listing
@@ -217,6 +218,12 @@ def test_a_word_that_is_nowhere_gets_no_suggestion(capsys: pytest.CaptureFixture
     assert main(["list", "qqqqq"]) == 1
     error = capsys.readouterr().err
     assert "Did you mean" not in error and "--all" in error
+    assert main(["list", "nosie"]) == 1 and "Did you mean noise?" in capsys.readouterr().err
+
+
+def test_a_flag_in_place_of_a_folder_is_told_what_the_option_names() -> None:
+    with pytest.raises(ConfigError, match=r"quotes\. Names the results folder of an interrupted"):
+        parse({"resume": True})
 
 
 def test_help_of_run_names_the_basic_options(

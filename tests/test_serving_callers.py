@@ -90,7 +90,7 @@ def fits(queue: Queue, request: Request) -> bool:
 
 def queued(queue: Queue, caller: str, count: int, new: int = 0) -> Request:
     ids = list(range(count))
-    request = Request(caller, caller, ids, lambda found: None, new=frozenset(ids[:new]))
+    request = Request(caller, caller, ids, new=frozenset(ids[:new]))
     assert fits(queue, request) and queue.put(request)
     return request
 
@@ -151,7 +151,7 @@ def test_new_ids_fill_a_batch_sooner_than_ids_of_the_alignment() -> None:
 
 def test_a_full_queue_of_one_caller_keeps_out_nobody_else() -> None:
     queue = Queue(400, lambda: None)
-    request = partial(Request, "name", answer=lambda found: None)
+    request = partial(Request, "name")
     for _ in range(10):
         large = request(caller="large", ids=list(range(100)))
         if fits(queue, large):
@@ -208,14 +208,15 @@ def test_one_version_of_the_model_answers_a_request(
     monkeypatch.setattr(worker, "queue", queue)
     for name, count in (("begun", 160), ("later", 10)):
         ids = service.loaded.rows.ids[:count].tolist()
-        queue.put(Request(name, name, ids, partial(found.__setitem__, name)))
+        queue.put(asked := Request(name, name, ids))
+        asked.answer.add_done_callback(partial(found.__setitem__, name))
         if name == "begun":
             worker._answer(queue.take())
     monkeypatch.setattr(Loaded, "is_outdated", True)
     monkeypatch.setattr(worker, "_looked", 0.0)
     monkeypatch.setattr(worker, "reload", lambda: found.setdefault("reloaded", list(found)))
     worker._look()
-    assert found["reloaded"] == ["begun"] and len(found["begun"].scores) == 160
+    assert found["reloaded"] == ["begun"] and len(found["begun"].result().scores) == 160
 
 
 # --- rows that a rule forbids --------------------------------------------------------------------
@@ -242,13 +243,10 @@ def used_up() -> Iterator[Callable[[Served, int, str], int]]:
 
 def together(found: Served, *asked: list[int]) -> list[Any]:
     """Return the answers of requests in one batch, each of another caller."""
-    answers: dict[str, Any] = {}
-    batch = [
-        Request(str(n), str(n), ids, partial(answers.__setitem__, str(n))).take(100)
-        for n, ids in enumerate(asked)
-    ]
+    batch = [Request(str(n), str(n), ids).take(100) for n, ids in enumerate(asked)]
     found.service._answer(batch)
-    return [answers[str(n)] for n in range(len(asked))]
+    answers = [piece.request.answer for piece in batch]
+    return [each.exception() or each.result() for each in answers]
 
 
 @pytest.mark.one_by_day
@@ -419,7 +417,7 @@ def test_requests_whose_new_ids_are_counted_hold_places_of_their_caller(
 ) -> None:
     """Else one caller lines up as many requests as it likes."""
     held: list[bool] = []
-    request = Request("", "bank", range(-10_000, 0), lambda answer: None)
+    request = Request("", "bank", range(-10_000, 0))
     more = replace(request, ids=range(-16_000, 0))
     with serving(newcomers[0], tmp_path) as found:
         service, queue = found.service, found.service.queue
@@ -432,7 +430,7 @@ def test_requests_whose_new_ids_are_counted_hold_places_of_their_caller(
             patch.object(service, "_new_ids", SimpleNamespace(count=count)),
             pytest.raises(VflError, match="disk is full"),
         ):
-            asyncio.run(service.admit(request))
+            asyncio.run(service.answer(request))
         assert held == [False, True]
         assert fits(queue, more)  # its places are free again
 
@@ -469,7 +467,7 @@ def test_a_request_that_the_end_cuts_off_has_one_line_in_the_audit_log(
     with ThreadPoolExecutor(1) as pool, serving(newcomers[0], tmp_path) as found:
         body = {"ids": [int(found.loaded.rows.ids[0])]}
         if waits == "score":
-            monkeypatch.setattr(found.service, "admit", never)
+            monkeypatch.setattr(found.service, "answer", never)
         else:
             monkeypatch.setattr(found.service.recording, "run", never)
         given: Any = {"headers": found.http.headers, "json": body, "timeout": 60}
@@ -573,7 +571,7 @@ def test_an_unexpected_error_is_a_sentence_and_failed_in_the_audit_log(
     service: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = int(service.loaded.rows.ids[0])
-    places = [(web, "_answer"), (service.service, "admit")]
+    places = [(web, "_answer"), (service.service, "answer")]
     places += [(service.service, "_scores"), (service.loaded, "rows_of")]
     for error in (TypeError("x"), RecursionError(), VflError("It fails.")):
 

@@ -115,13 +115,10 @@ def test_who_is_missing_has_no_contribution_and_who_is_unknown_no_score(fresh: S
 
 def test_an_answer_without_explain_is_the_same_in_a_batch_with_one_that_asks(fresh: Served) -> None:
     (one,) = fresh.known()
-    answers: dict[bool, Any] = {}
     fresh.service.queue.close()  # so that only this test scores
-    batch = [
-        Request(str(explain), "bank", [one], partial(answers.__setitem__, explain), explain).take(1)
-        for explain in (True, False)
-    ]
+    batch = [Request(str(each), "bank", [one], each).take(1) for each in (False, True)]
     fresh.service._score(batch)
+    answers = [piece.request.answer.result() for piece in batch]
     (explain,) = answers[True].explain
     assert not answers[False].explain
     explain()

@@ -69,9 +69,8 @@ def audit(
     if config.data.match:
         return _of_match(run_config, config, node_configs)
     if aggregation_of(config).any_subset:
-        raise ConfigError(
-            "An audit needs rows that all parties have: leave presence and subsets out."
-        )
+        said = "An audit needs rows that all parties have: leave presence and subsets out."
+        raise ConfigError(said)
     # Masks change the default activation: runs without masks must train the same model.
     if isinstance(aggregation_of(config), Secure):
         run_config = {**run_config, "embedding-activation": config.models.embedding_activation}
@@ -232,14 +231,10 @@ def _direct_inference(
     }
     if not estimators.choose(config).answers_by_scalars:  # uploads are not used
         del attackers["direct, uploads guessed*"]
-    findings = [
-        finding(
-            name,
-            attacker,
-            [(direct(tap.gradients[tap.answered]), labels[tap.answered]) for tap in taps],
-        )
-        for (name, attacker), taps in zip(attackers.items(), zip(*heard, strict=True), strict=False)
-    ]
+    findings = []
+    for named, taps in zip(attackers.items(), zip(*heard, strict=True), strict=False):
+        pairs = [(direct(tap.gradients[tap.answered]), labels[tap.answered]) for tap in taps]
+        findings.append(finding(*named, pairs))
     benign = [taps[1] for taps in heard]
     outputs = [(direct(-tap.embeddings[tap.uploaded]), labels[tap.uploaded]) for tap in benign]
     findings.append(finding("embeddings as outputs*", "eavesdropper: uploads of party 0", outputs))

@@ -28,28 +28,23 @@ from vfl_flower.protocol.ends import Reading
 from vfl_flower.protocol.estimators.zeroth_order import ZerothOrder
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import sized
-from vfl_flower.transport.messages import (
-    Arrays,
-    CheckpointOrder,
-    DescribeOrder,
-    Description,
-    EmbedOrder,
-    EvaluateOrder,
-    Order,
-    RejoinOrder,
-    RestoreOrder,
-    TrainOrder,
-    Upload,
-)
+from vfl_flower.transport import messages
 from vfl_flower.transport.wire import read_order, read_reply, to_reply
 
 Rows = NDArray[np.float32]
 Ids = NDArray[np.integer[Any]]
 
 _NAMES_OF_ROWS = ("ids", "lengths")
-_ORDERS: dict[str, type[Order]] = {
+_ORDERS: dict[str, type[messages.Order]] = {
     k.kind: k
-    for k in (TrainOrder, EvaluateOrder, EmbedOrder, RejoinOrder, CheckpointOrder, RestoreOrder)
+    for k in (
+        messages.TrainOrder,
+        messages.EvaluateOrder,
+        messages.EmbedOrder,
+        messages.RejoinOrder,
+        messages.CheckpointOrder,
+        messages.RestoreOrder,
+    )
 }
 
 
@@ -93,8 +88,8 @@ class Wiretap(ClientApp):
         return reply
 
     def _read(self, message: Message, reply: Message) -> None:
-        if message.metadata.message_type == DescribeOrder.kind:
-            described = read_reply(reply, Description)
+        if message.metadata.message_type == messages.DescribeOrder.kind:
+            described = read_reply(reply, messages.Description)
             if described.party == self.party:
                 shape = described.train_rows, described.embedding_size
                 self.embeddings, self.gradients = np.zeros((2, *shape), np.float32)
@@ -104,16 +99,20 @@ class Wiretap(ClientApp):
                 self.uplinks = self.estimator.uplinks(torch.zeros(shape))
                 self.downlinks = self.estimator.downlinks(*shape)
             return
-        upload = read_reply(reply, Upload)
+        upload = read_reply(reply, messages.Upload)
         if upload.party != self.party:
             return
         order = read_order(message, _ORDERS[message.metadata.message_type])
-        if isinstance(order, RejoinOrder):
-            self._rejoin(order)
+        if isinstance(order, messages.RejoinOrder):
+            self.pending = None
+            for _, surrogate in self.downlinks.with_surrogates():
+                surrogate.zero_()
+            for _, surrogate in self.uplinks.with_surrogates():
+                surrogate.copy_(torch.from_numpy(order.arrays["embedding"]))
         elif self.pending and order.arrays.keys() - {"ids"}:
             self._read_feedback(*self.pending, order.arrays)
             self.pending = None
-        if isinstance(order, TrainOrder):
+        if isinstance(order, messages.TrainOrder):
             rows_of = len(self.embeddings)
             window = window_of(self.config, order, upload.arrays, rows_of, self.party)
             arrays = self._unmasked(upload.arrays, window) if self.is_masked else upload.arrays
@@ -122,31 +121,24 @@ class Wiretap(ClientApp):
             if len(reading.embeddings) == 2:
                 self.pairs[window.ids] = torch.cat(reading.embeddings, dim=1).numpy()
             self.pending = window, reading
-        elif isinstance(order, EmbedOrder):
+        elif isinstance(order, messages.EmbedOrder):
             ids = order.arrays.get("ids", np.arange(len(self.embeddings), dtype=np.int32))
             window = Window(ids, np.array([len(ids)], np.int32), distinct=True)
             links = self.estimator.fresh_links(self.uplinks, torch.zeros(self.embeddings.shape))
             self._write(window, links.decode(upload.arrays, window)["embedding"])
 
-    def _unmasked(self, arrays: Arrays, window: Window) -> Arrays:
+    def _unmasked(self, arrays: messages.Arrays, window: Window) -> messages.Arrays:
         """Return masked blocks, read as numbers between -2 and 2."""
         shape = len(window.ids), self.masked.shape[1]
         rows = {name: each[: shape[0] * shape[1]].reshape(shape) for name, each in arrays.items()}
         self.masked[window.ids] = rows["embedding"]
         return {name: (each / 2**30).astype(np.float32) for name, each in rows.items()}
 
-    def _rejoin(self, order: RejoinOrder) -> None:
-        self.pending = None
-        for _, surrogate in self.downlinks.with_surrogates():
-            surrogate.zero_()
-        for _, surrogate in self.uplinks.with_surrogates():
-            surrogate.copy_(torch.from_numpy(order.arrays["embedding"]))
-
     def _write(self, window: Window, embeddings: Tensor) -> None:
         self.embeddings[window.ids] = embeddings.numpy()
         self.uploaded[window.ids] = True
 
-    def _read_feedback(self, window: Window, reading: Reading, feedback: Arrays) -> None:
+    def _read_feedback(self, window: Window, reading: Reading, feedback: messages.Arrays) -> None:
         lengths, rows_of = window.lengths, len(self.embeddings)
         if len(reading.embeddings) == 2:
             directions = (reading.embeddings[0] - reading.embeddings[1]).numpy()
@@ -166,8 +158,7 @@ class Wiretap(ClientApp):
 def summed(taps: Sequence[Wiretap]) -> Rows:
     """Return the sum of the parties' embeddings, of each row as last uploaded."""
     if not taps[0].is_masked:
-        total: Rows = np.sum([each.embeddings for each in taps], 0)
-        return total
+        return np.sum([each.embeddings for each in taps], 0)
     return from_fixed(np.sum([each.masked for each in taps], 0, dtype=np.int32), len(taps))
 
 
@@ -187,16 +178,16 @@ class Curious(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         """Return the party's reply with queries in place of its embeddings."""
         kind = message.metadata.message_type
-        trains = kind == TrainOrder.kind
+        trains = kind == messages.TrainOrder.kind
         surrogate = load_large(context.state).get("uplink") if trains else None
         before = None if surrogate is None else surrogate.copy()
         reply: Message = client_app.app(message, context)
         try:
-            if kind == DescribeOrder.kind:
-                self.rows = read_reply(reply, Description).train_rows
+            if kind == messages.DescribeOrder.kind:
+                self.rows = read_reply(reply, messages.Description).train_rows
             if not trains:
                 return reply
-            upload = read_reply(reply, Upload)
+            upload = read_reply(reply, messages.Upload)
         except VflError:  # the party has failed
             return reply
         if upload.party != 0:
@@ -204,7 +195,7 @@ class Curious(ClientApp):
         if surrogate is not None:  # the queries replace what the party has sent
             surrogate[:] = before
         arrays = {name: upload.arrays[name] for name in upload.arrays if name in _NAMES_OF_ROWS}
-        window = window_of(self.config, read_order(message, TrainOrder), arrays, self.rows)
+        window = window_of(self.config, read_order(message, messages.TrainOrder), arrays, self.rows)
         written = about.read(load_about(context.state))
         width = embedding_size(written.config, written.outputs)
         c, u = torch.from_numpy(
@@ -224,7 +215,11 @@ class Curious(ClientApp):
 
 
 def window_of(
-    config: RunConfig, order: TrainOrder, arrays: Arrays, rows: int, party: int = 0
+    config: RunConfig,
+    order: messages.TrainOrder,
+    arrays: messages.Arrays,
+    rows: int,
+    party: int = 0,
 ) -> Window:
     """Return the rows of a party's upload, as it names them or as the order implies."""
     if "lengths" in arrays:

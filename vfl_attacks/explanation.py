@@ -35,14 +35,7 @@ from vfl_flower.tasks.inference.party import explain
 from vfl_flower.tasks.inference.party.explain import Explanation
 from vfl_flower.tasks.inference.party.features import features_of
 from vfl_flower.tasks.inference.told_figures import EPSILON, Noise
-from vfl_flower.transport.explain_messages import (
-    Explained,
-    ExplainOrder,
-    FiguresOrder,
-    Noted,
-    Permuted,
-    PermuteOrder,
-)
+from vfl_flower.transport import explain_messages
 from vfl_flower.transport.node import index_and_parties
 from vfl_flower.transport.wire import read_order, read_reply, to_reply
 
@@ -67,16 +60,16 @@ class Tap(ClientApp):
         """Return the reply of the parties' ClientApp, after reading it."""
         kind, key = message.metadata.message_type, None
         party, parties = index_and_parties(context)
-        if kind == FiguresOrder.kind:
-            return to_reply(Noted(party=party, parties=parties), message)
+        if kind == explain_messages.FiguresOrder.kind:
+            return to_reply(explain_messages.Noted(party=party, parties=parties), message)
         reply: Message = client_app.app(message, context)
-        if kind == ExplainOrder.kind:
-            block: Any = read_reply(reply, Explained).arrays["embedding"]
-        elif kind == PermuteOrder.kind:
-            order = read_order(message, PermuteOrder)
+        if kind == explain_messages.ExplainOrder.kind:
+            block: Any = read_reply(reply, explain_messages.Explained).arrays["embedding"]
+        elif kind == explain_messages.PermuteOrder.kind:
+            order = read_order(message, explain_messages.PermuteOrder)
             if order.party:
                 return reply
-            block = read_reply(reply, Permuted).arrays["embedding"]
+            block = read_reply(reply, explain_messages.Permuted).arrays["embedding"]
             key = order.first, order.count, order.start, order.stop
         else:
             return reply
@@ -97,8 +90,7 @@ class Tap(ClientApp):
     @staticmethod
     def _read(blocks: list[Any], width: int) -> Rows:
         if blocks[0].dtype != np.int32:
-            plain: Rows = blocks[0]
-            return plain
+            return blocks[0]
         total: Any = np.sum(blocks, 0, dtype=np.int32)
         return from_fixed(total[:-_ZEROS], len(blocks)).reshape(-1, width)
 
@@ -117,12 +109,12 @@ class Cheat(ClientApp):
         """Return the reply of the parties' ClientApp, with the party's own code replaced."""
         party, _ = index_and_parties(context)
         reply: Message = client_app.app(message, context)
-        if message.metadata.message_type == ExplainOrder.kind and party == 0:
+        if message.metadata.message_type == explain_messages.ExplainOrder.kind and party == 0:
             found = explain.current(context)
             vars(found)["permuted"] = partial(self._moved, found)
         return reply
 
-    def _moved(self, found: Explanation, order: PermuteOrder) -> Rows:
+    def _moved(self, found: Explanation, order: explain_messages.PermuteOrder) -> Rows:
         of_class, of_others = (found.plain[rows].mean(0) for rows in self.known)
         extreme = of_class + 30 * (of_class - of_others)
         blocks = np.repeat(found.plain[None], order.count, 0)

@@ -52,8 +52,7 @@ def reconstruct(embeddings: Rows, known: Ids, features: Rows) -> Rows:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         decoder.fit(scaled[known], features if features.shape[1] > 1 else features[:, 0])
-    decoded: Rows = decoder.predict(scaled).reshape(len(embeddings), -1)
-    return decoded
+    return decoder.predict(scaled).reshape(len(embeddings), -1)
 
 
 def split(rows: int, shown: int, generator: np.random.Generator) -> list[Ids]:
@@ -131,8 +130,7 @@ def invert(
     with torch.no_grad():
         best = _misses(model, x, target).view(_STARTS, -1).argmin(0).numpy()
     ends = x.detach().numpy().reshape(_STARTS, len(embeddings), *shape)
-    found: Rows = ends[best, np.arange(len(embeddings))]
-    return found
+    return ends[best, np.arange(len(embeddings))]
 
 
 def _misses(model: BottomModel, x: Tensor, target: Tensor) -> Tensor:

@@ -124,8 +124,7 @@ class Hostile(Wiretap):
     @cached_property
     def believed(self) -> Ids:
         """The believed class of each training row."""
-        found: Ids = self.scores.argmax(1)
-        return found
+        return self.scores.argmax(1)
 
     @cached_property
     def surest(self) -> Ids:

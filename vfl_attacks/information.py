@@ -69,8 +69,7 @@ def of_information(config: RunConfig, parties: int) -> list[Finding]:
 
 
 def _scores(score: Any) -> Rows:
-    found: Rows = np.stack([-score, score], axis=1).astype(np.float64)
-    return found
+    return np.stack([-score, score], axis=1).astype(np.float64)
 
 
 def _counted(columns: list[Rows], labels: Ids, min_bin: int) -> list[Groups]:

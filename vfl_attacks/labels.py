@@ -49,8 +49,7 @@ def by_norm(gradients: Rows, known: Ids, labels: Ids) -> Rows:
     """
     logs = np.log(np.linalg.norm(gradients, axis=1) + 1e-30)
     means = _class_means(logs[known, None], labels)[:, 0]
-    scores: Rows = -np.square(logs[:, None] - means)
-    return scores
+    return -np.square(logs[:, None] - means)
 
 
 def by_direction(gradients: Rows, known: Ids, labels: Ids) -> Rows:
@@ -59,8 +58,7 @@ def by_direction(gradients: Rows, known: Ids, labels: Ids) -> Rows:
     A row gets the class whose known rows' mean direction has the largest cosine with it.
     """
     directions = _unit(gradients)
-    scores: Rows = directions @ _unit(_class_means(directions[known], labels)).T
-    return scores
+    return directions @ _unit(_class_means(directions[known], labels)).T
 
 
 def complete(embeddings: Rows, known: Ids, labels: Ids) -> Rows:
@@ -69,10 +67,7 @@ def complete(embeddings: Rows, known: Ids, labels: Ids) -> Rows:
     from sklearn.preprocessing import StandardScaler
 
     scaled = StandardScaler().fit_transform(embeddings)
-    scores: Rows = (
-        LogisticRegression(max_iter=500).fit(scaled[known], labels).predict_log_proba(scaled)
-    )
-    return scores
+    return LogisticRegression(max_iter=500).fit(scaled[known], labels).predict_log_proba(scaled)
 
 
 def _class_means(rows: Rows, labels: Ids) -> Rows:
@@ -80,8 +75,7 @@ def _class_means(rows: Rows, labels: Ids) -> Rows:
 
 
 def _unit(rows: Rows) -> Rows:
-    unit: Rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
-    return unit
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
 
 
 # --- success --------------------------------------------------------------------------------------
@@ -102,26 +96,17 @@ def with_known_rows(
         ("gradient norms", "eavesdropper: messages of party 0", by_norm, *of_messages),
         ("gradient directions", "eavesdropper: messages of party 0", by_direction, *of_messages),
         ("model completion", "party 0: its embeddings", complete, own.embeddings, own.uploaded),
-        (
-            "model completion, control",
-            "party 0, untrained: its embeddings",
-            complete,
-            untrained.embeddings,
-            untrained.uploaded,
-        ),
     ]
+    rows_of = untrained.embeddings, untrained.uploaded
+    whose = "party 0, untrained: its embeddings"
+    attacks.append(("model completion, control", whose, complete, *rows_of))
     if tap.is_masked:
-        views = ("one party", "party 0", tap.embeddings), ("sum", "all parties", summed(taps))
-        attacks += [
-            (
-                f"model completion, {name}",
-                f"label holder: uploads of {whose}",
-                complete,
-                rows,
-                everywhere,
-            )
-            for name, whose, rows in views
-        ]
+        for name, whose, rows in (
+            ("one party", "party 0", tap.embeddings),
+            ("sum", "all parties", summed(taps)),
+        ):
+            said = f"model completion, {name}", f"label holder: uploads of {whose}"
+            attacks.append((*said, complete, rows, everywhere))
     findings = []
     for name, attacker, attack, rows, reached in attacks:
         rows, truth = rows[reached], labels[reached]

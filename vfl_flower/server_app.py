@@ -1,5 +1,6 @@
 """The Flower ServerApp of the label holder: configuration in, results folder out."""
 
+import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -52,9 +53,15 @@ from vfl_flower.transport.stream.grid import StreamGrid
 def _distil(transport: Transport, config: RunConfig, given: Mapping[str, Any], run: str) -> None:
     """Write the results folder of a student of an earlier run's model."""
     folder = distilled_folder(config)
+    is_new = not folder.exists()
     with in_use(folder):
         results = Results(folder)
-        student = distil(transport, config, given, run, Keeper(folder, run))
+        try:
+            student = distil(transport, config, given, run, Keeper(folder, run))
+        except errors.VflError:
+            if is_new:  # no student has been saved yet
+                shutil.rmtree(folder)
+            raise
         for entry in student.history.entries:
             results.evaluated(entry)
         summary = summarise(student.config, transport, student.figures(), None)

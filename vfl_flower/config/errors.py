@@ -46,8 +46,13 @@ def label_asked(label: str, names: Sequence[str]) -> str:
         return " it has no other column. Add one."
     if len(names) == 1:
         return f"{asked(label, names, 'set')} label={names[0]!r}."
-    more = ", ..." * (len(names) > 8)
-    return f"{asked(label, names, 'set')} label='...' with one of {', '.join(names[:8])}{more}."
+    return f"{asked(label, names, 'set')} label='...' with one of {first_of(names)}."
+
+
+def first_of(names: Sequence[str], most: int = 8) -> str:
+    """Return the first names in a row, each in quotes if a comma or a space could part it."""
+    shown = [repr(name) if "," in name or name != name.strip() else name for name in names[:most]]
+    return ", ".join(shown) + ", ..." * (len(names) > most)
 
 
 _SYNONYMS = {

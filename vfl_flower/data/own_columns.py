@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from vfl_flower.config.errors import ConfigError, UnfitError, asked, label_asked
+from vfl_flower.config.errors import ConfigError, UnfitError, asked, first_of, label_asked
 from vfl_flower.config.logs import log
 from vfl_flower.data.keys import ID, parse
 from vfl_flower.data.source import Source
@@ -123,7 +123,7 @@ class OwnColumns(Source):
     def _misnamed(self) -> ConfigError:
         return self.wrong(
             "does not have the columns that `columns` names, or has one twice. Correct it.",
-            f"columns = {self.columns!r}, the {self.kind} has {', '.join(self._names)}.",
+            f"columns = {self.columns!r}, the {self.kind} has {first_of(self._names, 100)}.",
         )
 
     # --- ids, labels and segments ---------------------------------------------------------------
@@ -174,10 +174,10 @@ class OwnColumns(Source):
         if self.party is not None and not set(self.segment_names) <= set(self._names):
             raise self.wrong(
                 "does not have the columns that `segments` names. Correct it.",
-                f"segments = {self.segments!r}, the {self.kind} has {', '.join(self._names)}.",
+                f"segments = {self.segments!r}, the {self.kind} has {first_of(self._names, 100)}.",
             )
         others = [name for name in self._names if name not in (self.id, self.label)]
-        shown = f"{', '.join(others[:8])}{', ...' * (len(others) > 8)}."
+        shown = f"{first_of(others)}."
         for name in self.segment_names:
             option = "time" if name == self.time else "segments"
             if name == self.label:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vfl_flower.config.checks import InvalidError, check_of
-from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.errors import ConfigError, first_of
 from vfl_flower.config.plugins import SOURCES
 from vfl_flower.data.images import ImageColumn, ImageFolder
 from vfl_flower.data.on_disk import SequenceColumn, as_kind, of_size
@@ -92,7 +92,7 @@ def _of_kind(own: OwnFile, given: Mapping[str, Any]) -> OwnFile:
         raise own.wrong(
             f"holds {what} beside other columns, but a party has one kind of data. Name the one "
             "column by `columns`.",
-            f"its feature columns are {', '.join(own.feature_names[:8])}.",
+            f"its feature columns are {first_of(own.feature_names)}.",
         )
     kind, options = kinds[what]
     return as_kind(kind, own, **options)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vfl_flower.config.arrays import Array
-from vfl_flower.config.errors import ConfigError, UnfitError
+from vfl_flower.config.errors import ConfigError, UnfitError, first_of
 from vfl_flower.config.logs import log
 from vfl_flower.data.frames import (
     days_of,
@@ -70,8 +70,7 @@ class Table(OwnColumns):
                 "does not have the id column that `id` names. Correct `id`."
                 + " Join several columns of ids to one." * ("," in self.id)
                 + " Without a common id, set match and match-columns." * (self.id == "id"),
-                f"id = {self.id!r}, and its columns are {', '.join(self._names[:8])}"
-                f"{', ...' * (len(self._names) > 8)}.",
+                f"id = {self.id!r}, and its columns are {first_of(self._names)}.",
             )
         return self._read_ids()
 

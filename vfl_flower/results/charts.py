@@ -1,4 +1,4 @@
-"""Charts of results against costs: lines on axes of matplotlib, and SVG for the report."""
+"""Charts: lines on axes of matplotlib, SVG of them for the report, and bars of features."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from markupsafe import Markup
+
+from vfl_flower.config.files import whole
 
 if TYPE_CHECKING:  # matplotlib imports slowly, and most processes of a run draw nothing
     from matplotlib.axes import Axes
@@ -87,8 +90,9 @@ def chart(
         if not line.moves:
             drawn[line.name] = axes.axhline(line.level, color=colour, **_THIN)
             continue
-        if line.band:
-            axes.fill(*zip(*_outline(line), strict=True), color=colour, **_BAND)
+        if line.band:  # its upper edge to the right, its lower edge back
+            xs, (low, high) = [x for x, _ in line.points], zip(*line.band, strict=True)
+            axes.fill([*xs, *xs[::-1]], [*high, *low[::-1]], color=colour, **_BAND)
         if line.broad:
             (drawn[line.name],) = axes.step(*zip(*line.points, strict=True), color=colour, **_BROAD)
             continue
@@ -133,10 +137,26 @@ def _scale(axes: Axes, lines: Sequence[Line], linear: bool) -> bool:
     return logarithmic
 
 
-def _outline(line: Line) -> list[tuple[float, float]]:
-    """Return the outline of a band: its upper edge to the right, its lower edge back."""
-    edges = [(x, *edge) for (x, _), edge in zip(line.points, line.band, strict=True)]
-    return [*((x, high) for x, _, high in edges), *((x, low) for x, low, _ in edges[::-1])]
+def bars(
+    path: Path,
+    names: Sequence[str],
+    values: Sequence[float],
+    margins: Sequence[float],
+    colours: Sequence[str],
+    label: str,
+) -> None:
+    """Draw a bar for each feature, the first one at the bottom, with its margin on both sides."""
+    from matplotlib.figure import Figure
+
+    figure, places = Figure(figsize=(6.4, 1.2 + 0.24 * len(names))), range(len(names))
+    axes = figure.subplots()
+    axes.barh(places, values, xerr=margins, color=colours, ecolor="#637273")
+    axes.set_yticks(places, names)
+    axes.set_xlabel(label)
+    axes.locator_params("x", nbins=5)
+    axes.axvline(0, color="#58626e", linewidth=0.8)
+    with whole(path) as file:
+        figure.savefig(file, format="png", dpi=120, bbox_inches="tight")
 
 
 # --- SVG ----------------------------------------------------------------------------------------

@@ -83,9 +83,8 @@ def _configurations(
     for run in runs:
         name, own = label(run, runs), {key: run[key] for key in run if key != "title"}
         if name in configurations:
-            raise ConfigError(
-                f"The run {name!r} is given twice: leave one out, or give each a title."
-            )
+            said = f"The run {name!r} is given twice: leave one out, or give each a title."
+            raise ConfigError(said)
         shared = _of_baselines(common) if run["strategy"] in baselines() else common
         config = resolve({**shared, **own})
         if config.privacy.mechanism == "none" and differ:
@@ -93,13 +92,12 @@ def _configurations(
         configurations[name] = {**shared, **own}
         check_noise(config, configurations[name])
     for baseline in baselines():
-        beside = None if baseline in named else _baseline(baseline, common)
-        if beside is not None:
-            if baseline in configurations:
-                raise ConfigError(
-                    f"The title {baseline!r} is the name of a baseline: choose another title."
-                )
-            configurations[baseline] = beside
+        if baseline in named or (beside := _baseline(baseline, common)) is None:
+            continue
+        if baseline in configurations:
+            said = f"The title {baseline!r} is the name of a baseline: choose another title."
+            raise ConfigError(said)
+        configurations[baseline] = beside
     return configurations
 
 

@@ -63,32 +63,26 @@ def show(words: Sequence[str] = (), every: bool = False) -> None:
     if named := [each for each in listed if [each.name] == [*words]]:
         _print([(f"{each.name} ({each.kind})", _explained(each)) for each in named])
         return
-    found = (
-        _found(words, listed)
-        if words
-        else [each for each in listed if each.basic or (every and each.kind != EXPERT)]
-    )
+    found = [each for each in listed if each.basic or (every and each.kind != EXPERT)]
+    if words:
+        found = _found(words, listed)
     groups = groupby(found, lambda each: each.group)
     _print([(title, _listed(group)) for title, group in groups], MORE)
 
 
 def entries() -> Iterator[Entry]:
     """Yield all systems, options by their sections, expert settings, and party rules."""
-    systems = list(_systems())
+    systems = list[System]()
+    for name in SYSTEMS.names:
+        try:
+            systems.append(load_system(name))
+        except ConfigError as error:
+            print(f"strategy {name!r} of an installed package cannot be listed: {error}")
     yield from map(_of_system, systems)
     for key in (*OPTIONS.values(), *(each for each in KEYS.values() if each.expert)):
         yield _of_key(key, systems)
     for rule in RULES.values():
         yield _of_rule(rule)
-
-
-def _systems() -> Iterator[System]:
-    """Yield all systems. An installed one that cannot be loaded gets a line instead."""
-    for name in SYSTEMS.names:
-        try:
-            yield load_system(name)
-        except ConfigError as error:
-            print(f"strategy {name!r} of an installed package cannot be listed: {error}")
 
 
 def _found(words: Sequence[str], listed: Sequence[Entry]) -> list[Entry]:
@@ -97,8 +91,10 @@ def _found(words: Sequence[str], listed: Sequence[Entry]) -> list[Entry]:
     texts = [(each, " ".join((each.name, *_texts(each))).lower()) for each in listed]
     found = [_with_reasons(each, low) for each, text in texts if all(w in text for w in low)]
     if not found:
-        said = " ".join(words)
-        close = get_close_matches(said.replace("_", "-"), [each.name for each in listed], 1)
+        said, every = " ".join(words), [each.name for each in listed]
+        parts = {part for name in every for part in name.split("-")}  # as "noise" of noise-seed
+        dashed = said.lower().replace("_", "-")
+        close = get_close_matches(dashed, every, 1) or get_close_matches(dashed, parts, 1)
         hint = f"Did you mean {close[0]}?" if close else "`vfl list --all` shows all of them."
         raise ConfigError(f"No system, option or party rule has the word {said!r}. {hint}")
     return found
@@ -154,7 +150,7 @@ def _explained(entry: Entry) -> Table:
 
 def _of_system(system: System) -> Entry:
     group = "Systems and baselines: strategy='NAME'"
-    details = partial(_of_axes, system)
+    details = partial(_of_axes, system)  # only when they are asked for
     return Entry("system", group, system.name, "", system.about, "", details, True)
 
 
@@ -227,11 +223,8 @@ def _values(key: Key) -> str:
     if key.names:
         own = ", or FILE.py:NAME" if key.registry else ""
         return ", ".join(key.names) + own
-    bounds = [
-        f"{words} {bound:g}"
-        for name, words in _BOUNDS.items()
-        if (bound := getattr(key, name)) is not None
-    ]
+    ends = {words: getattr(key, name) for name, words in _BOUNDS.items()}
+    bounds = [f"{words} {end:g}" for words, end in ends.items() if end is not None]
     return ", ".join((_TYPES[key.type.__name__], *bounds))
 
 

@@ -108,19 +108,16 @@ def _with_equal_curves(summaries: Sequence[dict[str, Any]]) -> Sequence[dict[str
         if "rows" in same[0] and any(len(each["x"]) > fewest for each in same):
             continue
         for mine, each in zip(curves, same, strict=True):
-            mine[name] = {axis: _resampled(values, fewest) for axis, values in each.items()}
+            at, every = np.linspace(0, len(each["x"]) - 1, fewest), np.arange(len(each["x"]))
+            is_long = len(every) > fewest
+            mine[name] = {
+                axis: np.interp(at, every, values).tolist() if is_long else values
+                for axis, values in each.items()
+            }
     return [
         {**summary, "assessment": {**each, "curves": mine}}
         for summary, each, mine in zip(summaries, assessments, curves, strict=True)
     ]
-
-
-def _resampled(values: list[float], points: int) -> list[float]:
-    """Return values at equally many steps along a list, by linear interpolation."""
-    if len(values) == points:
-        return values
-    at = np.linspace(0, len(values) - 1, points)
-    return np.interp(at, np.arange(len(values)), values).tolist()
 
 
 def mean(values: Sequence[Any]) -> Any:

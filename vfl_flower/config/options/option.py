@@ -74,6 +74,7 @@ class Key(NamedTuple):
         except InvalidError as error:
             quoted = isinstance(value, str) and self.type in (int, float, bool)
             hint = " Leave the quotes out." * quoted
+            hint = f" {self.summary}" if isinstance(value, bool) and self.type is str else hint
             raise ConfigError(f"{named or self.name} = {shown(value)} {error}.{hint}") from None
 
     def check(self, value: Any) -> Any:

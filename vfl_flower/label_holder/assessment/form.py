@@ -59,8 +59,7 @@ class Scored:
     @property
     def positive(self) -> NDArray[np.bool_]:
         """Return whether a row is of the second of two classes, [R]."""
-        positive: NDArray[np.bool_] = self.labels == 1
-        return positive
+        return self.labels == 1
 
     def figures(self) -> dict[str, Figure]:
         """Return the figures of rows that do not `lack` anything."""

@@ -1,8 +1,8 @@
-"""95 % intervals of shares and means, and figures with their intervals."""
+"""95 % intervals of shares and means, and figures with their intervals, of calibration too."""
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ Z = 1.959963984540054
 """Standard deviations in half of a 95 % interval."""
 DRAWS = 400
 """Draws of a bootstrap."""
+BINS = 10
+"""Bins with equally many rows each, of a calibration curve."""
 
 _STEPS = 60  # sizes that an interval is searched among
 _OUTSIDE = 0.025  # share of samples outside, on each side
@@ -48,7 +50,9 @@ def share(number: float, of: float) -> Figure:
 
 def mean(values: Array, least: float = -math.inf, most: float = math.inf) -> Figure:
     """Return the mean of a number of each row, [R]."""
-    value, half = float(values.mean()), Z * _error(values)
+    value, half = float(values.mean()), 0.0
+    if len(values) > 1:
+        half = Z * (float(values.std(ddof=1)) / math.sqrt(len(values)))
     return figure(value, value - half, value + half, least, most)
 
 
@@ -117,6 +121,43 @@ def generator() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-def _error(values: Array) -> float:
-    """Return the standard error of a mean."""
-    return float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+# --- calibration ----------------------------------------------------------------------------------
+
+
+class Bins(NamedTuple):
+    """Bins of rows by their probability, without empty bins: all are [B]."""
+
+    rows: Array  # number of rows
+    said: Array  # mean probability
+    true: Array  # share of rows for which it came true
+    variance: Array  # sum of the rows' squared differences
+
+
+def bins_of(chance: Array, true: NDArray[np.bool_]) -> Bins:
+    """Return the bins of scikit-learn's ``calibration_curve(strategy="quantile", n_bins=10)``."""
+    edges = np.percentile(chance, np.linspace(0, 100, BINS + 1))
+    number = np.searchsorted(edges[1:-1], chance)
+    per_row = (np.ones(len(chance)), chance, true.astype(np.float64), np.square(true - chance))
+    rows, said, happened, variance = (
+        np.bincount(number, weights=each, minlength=BINS).astype(np.float64) for each in per_row
+    )
+    there = rows > 0
+    rows = rows[there]
+    return Bins(rows, said[there] / rows, happened[there] / rows, variance[there])
+
+
+def calibration(bins: Bins) -> dict[str, Any]:
+    """Return the calibration curve: mean probability to share that came true."""
+    low, high = wilson(bins.true * bins.rows, bins.rows)
+    points = {"x": bins.said, "y": bins.true, "low": low, "high": high}
+    rows = bins.rows.astype(int).tolist()
+    return {**{name: each.tolist() for name, each in points.items()}, "rows": rows}
+
+
+def calibration_error(bins: Bins) -> Figure:
+    """Return the expected calibration error: sum over bins of rows / R * abs(said - true)."""
+    rows = bins.rows.sum()
+    apart = bins.rows * (bins.said - bins.true) / rows
+    spread = np.sqrt(bins.variance) / rows
+    low, high = inflated(apart, spread, lambda each: np.abs(each).sum(-1))
+    return figure(np.abs(apart).sum(), low, high, 0, 1)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import confusion_matrix, f1_score
 
-from vfl_flower.label_holder.assessment import calibrated, intervals
+from vfl_flower.label_holder.assessment import intervals
 
 Array = NDArray[np.float64]
 Classes = NDArray[np.int64]
@@ -28,7 +28,7 @@ def figures(chance: Array, labels: Classes) -> dict[str, intervals.Figure]:
         "macro_f1": _macro_f1(predicted, labels),
         "log_loss": intervals.mean(-np.log(np.clip(of_label, _LEAST, 1 - _LEAST)), 0),
         "brier": intervals.mean(np.square(chance).sum(1) - 2 * of_label + 1, 0, 2),
-        "ece": calibrated.error(calibrated.bins_of(chance.max(1), right)),
+        "ece": intervals.calibration_error(intervals.bins_of(chance.max(1), right)),
     }
     if len(np.unique(labels)) > 1:
         found["macro_auc"] = _macro_auc(chance, labels)
@@ -38,7 +38,7 @@ def figures(chance: Array, labels: Classes) -> dict[str, intervals.Figure]:
 def assessed(chance: Array, labels: Classes) -> tuple[dict[str, intervals.Figure], dict[str, Any]]:
     """Return the figures and the curves; parameters are as for `figures`."""
     right = chance.argmax(1) == labels
-    curves = {"calibration": calibrated.curve(calibrated.bins_of(chance.max(1), right))}
+    curves = {"calibration": intervals.calibration(intervals.bins_of(chance.max(1), right))}
     return figures(chance, labels), curves
 
 
@@ -48,8 +48,7 @@ def counts(chance: Array, labels: Classes) -> list[list[int]] | None:
     if classes > _MOST:
         return None
     matrix = confusion_matrix(labels, chance.argmax(1), labels=np.arange(classes))
-    found: list[list[int]] = matrix.tolist()
-    return found
+    return matrix.tolist()
 
 
 def _macro_auc(chance: Array, labels: Classes) -> intervals.Figure:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, confusion_matrix, roc_curve
 
-from vfl_flower.label_holder.assessment import calibrated, intervals
+from vfl_flower.label_holder.assessment import intervals
 from vfl_flower.label_holder.assessment.intervals import Figure, by_logit, figure, share, wilson
 
 Array = NDArray[np.float64]
@@ -52,7 +52,7 @@ def figures(
         "gini": {name: 2 * each - 1 for name, each in of_auc.items()},
         **_of_ranks(chance, positive, ranked or Ranked.of(chance, positive)),
         "brier": intervals.mean(np.square(positive - chance), 0, 1),
-        "ece": calibrated.error(calibrated.bins_of(chance, positive)),
+        "ece": intervals.calibration_error(intervals.bins_of(chance, positive)),
     }
     (true_negative, false_positive), (false_negative, true_positive) = counts(
         chance, positive, threshold
@@ -72,8 +72,7 @@ def figures(
 def counts(chance: Array, positive: NDArray[np.bool_], threshold: float) -> list[list[int]]:
     """Return the confusion matrix: for each true class, the rows of each predicted class."""
     matrix = confusion_matrix(positive, chance > threshold, labels=[False, True])
-    found: list[list[int]] = matrix.tolist()
-    return found
+    return matrix.tolist()
 
 
 def assessed(
@@ -83,12 +82,12 @@ def assessed(
     ranked = Ranked.of(chance, positive)
     true, false = ranked.positives.cumsum(), ranked.negatives.cumsum()
     positives, flagged = true[-1], true + false
-    bins = calibrated.bins_of(chance, positive)
+    bins = intervals.bins_of(chance, positive)
     reached = np.concatenate([[0.0], true])
     curves = {
         "roc": _curve(*ranked.roc, *wilson(reached, positives)),
         "precision_recall": _curve(true / positives, true / flagged, *wilson(true, flagged)),
-        "calibration": calibrated.curve(bins),
+        "calibration": intervals.calibration(bins),
         **_by_decile(flagged, true),
     }
     return figures(chance, positive, threshold, ranked), curves

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vfl_flower.results.charts import Line, look, svg
-from vfl_flower.results.page import Cell, Chart, Section, Table
+from vfl_flower.results.page import Cell, Chart, Row, Section, Table
 from vfl_flower.results.report.read import MEASURES, Shown, measured, number, shown
 
 _AXES = {
@@ -35,16 +35,18 @@ def curves(runs: Sequence[Shown]) -> Section | None:
     axes = [axis for axis in _AXES if any(number(entry, axis) for entry in entries)]
     if len(runs) > 1:
         axes.sort(key="epoch".__eq__)  # runs are compared by what they cost
-    rows = {
-        _AXES[axis]: row
-        for axis in axes
-        if (row := [each for key in _MEASURES if (each := _chart(runs, axis, key))])
-    }
+    pairs = ((axis, key) for axis in axes for key in _MEASURES)
+    lines = {pair: list(_lines(runs, *pair)) for pair in pairs}
+    rows: dict[str, list[Chart]] = {}
+    for (axis, key), each in lines.items():
+        what = _MEASURES[key] if len(runs) == 1 else f"test {_MEASURES[key]}"
+        title = f"{what} against {_AXES[axis].partition(',')[0]}"
+        if chart := drawn(title, each, _AXES[axis]):
+            rows.setdefault(_AXES[axis], []).append(chart)
     if not rows:
         return None
     notes = []
-    drawn_here = (each for axis in axes for key in _MEASURES for each in _lines(runs, axis, key))
-    if any(not line.moves for line in drawn_here):
+    if any(not line.moves for each in lines.values() for line in each):
         notes.append(_LEVEL)
     if any("deviation" in entry for entry in entries):
         notes.append("A band is one standard deviation of the seeds to either side of their mean.")
@@ -52,20 +54,8 @@ def curves(runs: Sequence[Shown]) -> Section | None:
         notes.append(_NOISY)
     if "virtual_seconds" in axes:
         notes.append(_VIRTUAL)
-    return Section(
-        "Curves",
-        legend=[*_legend(runs), *_best(runs)],
-        charts=rows,
-        notes=notes,
-        more={"These figures as a table": _table(runs, axes)},
-    )
-
-
-def _best(runs: Sequence[Shown]) -> list[Cell]:
-    """Return the legend of the ring; of one run with the epoch that it marks."""
-    epochs = [shown(number(run.best, "epoch")) for run in runs if run.best]
-    which = f" ({epochs[0]})" if len(runs) == 1 and epochs else ""
-    return [Cell(f"best epoch{which} by validation loss", line="ring")] if epochs else []
+    more = {"These figures as a table": _table(runs, axes)}
+    return Section("Curves", [], notes, _legend(runs), rows, more)
 
 
 def titles(runs: Sequence[Shown]) -> list[Cell]:
@@ -84,10 +74,13 @@ def _line(place: int) -> str:
 
 
 def _legend(runs: Sequence[Shown]) -> list[Cell]:
-    if len(runs) > 1:
-        return titles(runs)
+    """Return the names of the lines, and of the ring; of one run with the epoch that it marks."""
     there = {key.partition("_")[0] for key in _columns(runs)}
-    return [Cell(_CALLED[rows], line=_line(n)) for rows, n in _ROWS.items() if rows in there]
+    kinds = [Cell(_CALLED[rows], line=_line(n)) for rows, n in _ROWS.items() if rows in there]
+    epochs = [shown(number(run.best, "epoch")) for run in runs if run.best]
+    which = f" ({epochs[0]})" if len(runs) == 1 and epochs else ""
+    ring = Cell(f"best epoch{which} by validation loss", line="ring")
+    return [*(titles(runs) if len(runs) > 1 else kinds), *([ring] if epochs else [])]
 
 
 def _columns(runs: Sequence[Shown]) -> list[str]:
@@ -116,13 +109,6 @@ def _lines(runs: Sequence[Shown], axis: str, key: str) -> Iterator[Line]:
         best = next(((x, y) for x, y, _, is_best in found if is_best), None)
         level = number(run.figures, of) if run.finished else None
         yield Line(name, place, points, band, best=best, kept=level)
-
-
-def _chart(runs: Sequence[Shown], axis: str, key: str) -> Chart | None:
-    """Draw one measure; a run that spends nothing of the axis is a level."""
-    lines = list(_lines(runs, axis, key))
-    what = _MEASURES[key] if len(runs) == 1 else f"test {_MEASURES[key]}"
-    return drawn(f"{what} against {_AXES[axis].partition(',')[0]}", lines, _AXES[axis])
 
 
 def drawn(
@@ -213,25 +199,17 @@ def best_models(
 
 
 def _table(runs: Sequence[Shown], axes: Sequence[str]) -> Table:
-    columns, several = _columns(runs), len(runs) > 1
+    columns, several, bodies = _columns(runs), len(runs) > 1, list[list[Row]]()
     parted = [key.partition("_") for key in columns]
     heads = [f"{_CALLED[rows]} {_MEASURES[key]}" for rows, _, key in parted]
-    bodies = [
-        [
-            (
-                *([run.title] if several else []),
-                *(_of_axis(entry, axis, entry is best) for axis in axes),
-                *(measured(entry, key, form=".4f") for key in columns),
-            )
-            for entry in run.history
-        ]
-        for run, best in [(run, run.best) for run in runs]
-    ]
+    for run in runs:
+        best, rows = run.best, list[Row]()
+        for entry in run.history:
+            spent: dict[str, str | Cell] = {axis: measured(entry, axis) for axis in axes}
+            if entry is best and "epoch" in spent:
+                spent["epoch"] = Cell(f"best: {spent['epoch']}", line="ring")
+            figures = [measured(entry, key, form=".4f") for key in columns]
+            rows.append([*([run.title] if several else []), *spent.values(), *figures])
+        bodies.append(rows)
     head = [*(["run"] if several else []), *(_AXES[axis] for axis in axes), *heads]
     return Table(head, bodies)
-
-
-def _of_axis(entry: Mapping[str, Any], axis: str, is_best: bool) -> str | Cell:
-    """Return how much had been spent; the best epoch is marked."""
-    text = measured(entry, axis)
-    return Cell(f"best: {text}", line="ring") if is_best and axis == "epoch" else text

@@ -1,7 +1,8 @@
 """The sections of the page about features of parties, which have numbers and no names."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,26 +29,27 @@ _OWN = "own"  # the label holder, among the parties
 
 def importance(runs: Sequence[Shown]) -> Section | None:
     """Show how much worse the model gets if the values of a feature are permuted."""
-    found, notes = _written(runs, "explanation"), []
-    for run, of in found:
+
+    def said(of: Mapping[str, Any]) -> str:
         name = text(of.get("metric"))
         metric, _ = ASSESSED.get(name, (name, ""))
         rows, base = shown(number(of, "rows"), ",.0f"), shown(number(of, "baseline"), ".4f")
         times = counted(number(of, "repeats"), "permutation", "permutations")
-        said = f"{metric[:1].upper()}{metric[1:]} is {base} on {rows} rows; each feature had"
-        notes += [run.among(runs, ": ") + each for each in (f"{said} {times}.", *_refused(run, of))]
-    notes.append(
+        metric = f"{metric[:1].upper()}{metric[1:]}"
+        return f"{metric} is {base} on {rows} rows; each feature had {times}."
+
+    note = (
         "Importance: what the figure loses if the feature's values are permuted. Features with the "
         "same information share it. A party's own table of this explanation has the names of its "
         "features. Information values number the same features differently."
     )
-    return _section("Importance of features", runs, found, "importance", notes)
+    return _section("Importance of features", runs, "explanation", "importance", said, note)
 
 
 def information(runs: Sequence[Shown]) -> Section | None:
     """Show the information value of each feature."""
-    found, notes = _written(runs, "information"), []
-    for run, of in found:
+
+    def said(of: Mapping[str, Any]) -> str:
         how = "exact counts of labels"
         if text(of.get("mode")) == "noisy":
             spent = f" (all draws of these labels: {shown(number(of, 'spent'))})"
@@ -55,14 +57,14 @@ def information(runs: Sequence[Shown]) -> Section | None:
             how += " (repeatable)" if of.get("spent") is None else spent
             if "label holder" in mapping(of.get("parties")):
                 how += ". The label holder's own columns have values by its true labels"
-        rows = shown(number(of, "rows"), ",.0f")
-        said = f"{rows} rows, {how}."
-        notes += [run.among(runs, ": ") + each for each in (said, *_refused(run, of))]
-    notes.append(
+        return f"{shown(number(of, 'rows'), ',.0f')} rows, {how}."
+
+    note = (
         "Strength is a rule of thumb: none below 0.02, weak below 0.1, medium below 0.3, strong "
         "below 0.5. More is too good: check whether the feature knows the label."
     )
-    return _section("Information value of features", runs, found, "information value", notes)
+    title, called = "Information value of features", "information value"
+    return _section(title, runs, "information", called, said, note)
 
 
 def _written(runs: Sequence[Shown], command: str) -> list[tuple[Shown, dict[str, Any]]]:
@@ -75,8 +77,13 @@ def in_terminal(folder: Path, what: str) -> str:
     of = json_of(folder / f"{what}.json")
     named = [{"party": n, "name": each} for n, each in from_json(of.get("names")).items()]
     run = Shown("", folder, {"by_party": named})
-    section = information([run]) if what == "information" else importance([run])
-    return section.in_terminal() if section else ""
+    section = (information if what == "information" else importance)([run])
+    if not section:
+        return ""
+    more = [f"The page of `vfl report {folder}` has {title}." for title in section.more]
+    told = _refused(run, of)  # by notices
+    notes = [*(each for each in section.notes if each not in told), *more]
+    return replace(section, notes=notes).in_terminal()
 
 
 def _refused(run: Shown, of: Mapping[str, Any]) -> list[str]:
@@ -95,13 +102,15 @@ def _refused(run: Shown, of: Mapping[str, Any]) -> list[str]:
 def _section(
     title: str,
     runs: Sequence[Shown],
-    found: Sequence[tuple[Shown, dict[str, Any]]],
+    command: str,
     called: str,
-    notes: Sequence[str],
+    said: Callable[[Mapping[str, Any]], str],
+    note: str,
 ) -> Section | None:
-    """Show the features of each run, the greatest first."""
-    tables, more = [], {}
-    for run, of in found:
+    """Show the features of each run, the greatest first, and what is said of what was written."""
+    tables, more, notes = [], {}, list[str]()
+    for run, of in _written(runs, command):
+        notes += [run.among(runs, ": ") + each for each in (said(of), *_refused(run, of))]
         rows = _rows(run, of, called == "information value")
         bins = ["bins", "strength"] if called == "information value" else []
         head = ["feature", called, "95 % interval", *bins, "drawn"]
@@ -110,7 +119,7 @@ def _section(
         if rest := rows[_SHOWN:]:
             which = f"{len(rest)} more features" + (f" of {title_of_run}" if title_of_run else "")
             more[which] = Table(head, [rest])
-    return Section(title, tables, notes, more=more) if found else None
+    return Section(title, tables, [*notes, note], more=more) if tables else None
 
 
 def _rows(run: Shown, of: Mapping[str, Any], binned: bool) -> list[Row]:

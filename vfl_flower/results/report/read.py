@@ -134,17 +134,16 @@ def _of(folder: Path) -> list[Shown]:
         titles = {folder_of(title): title for title in compared}
         failed = (each.name for each in sorted(folder.iterdir()) if _is_run(each))
         titles |= {name: name for name in failed if name not in titles}
-        return [
-            _run(folder / name, title, mapping(compared.get(title)))
-            for name, title in titles.items()
-        ]
+        named = titles.items()
+        return [_run(folder / name, title, mapping(compared.get(title))) for name, title in named]
     if _is_run(folder):
         return [_run(folder)]
     if not folder.exists():
         raise VflError(f"{folder} does not exist: name a results folder, or a folder of them.")
     found = []
     for each in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if (each / "compare.json").is_file() or _has_figures(each):
+        has_figures = any((each / name).is_file() for name in ("compare.json", "summary.json"))
+        if has_figures or (_is_run(each) and _content(each / "history.jsonl")):
             found += _of(each)
     if not found:
         raise VflError(
@@ -159,12 +158,6 @@ def folder_of(title: str) -> str:
     return re.sub(r"[^\w.=-]+", "-", title).strip(".-")
 
 
-def _has_figures(folder: Path) -> bool:
-    """Return whether a folder has a run that has finished or was evaluated."""
-    history = folder / "history.jsonl"
-    return (folder / "summary.json").is_file() or (history.is_file() and bool(_content(history)))
-
-
 def _is_run(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("summary.json", "history.jsonl"))
 
@@ -174,9 +167,8 @@ def _run(folder: Path, title: str = "", more: Mapping[str, Any] | None = None) -
     path = folder / "history.jsonl"
     history = [_with_megabytes(_parsed(path, line)) for line in _content(path).splitlines()]
     if not summary and not history:
-        raise VflError(
-            f"The run in {folder} has no summary.json and no evaluation yet: wait for it."
-        )
+        said = f"The run in {folder} has no summary.json and no evaluation yet: wait for it."
+        raise VflError(said)
     title = title or text(summary.get("strategy", folder.name))
     return Shown(title, folder, summary, history)
 
@@ -202,9 +194,8 @@ def _content(path: Path) -> bytes:
     except FileNotFoundError:
         return b""
     except OSError as error:
-        raise VflError(
-            f"{path} cannot be read: {error.strerror}. Check its permissions."
-        ) from error
+        said = f"{path} cannot be read: {error.strerror}. Check its permissions."
+        raise VflError(said) from error
 
 
 def _parsed(path: Path, text: bytes) -> dict[str, Any]:

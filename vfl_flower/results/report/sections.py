@@ -278,15 +278,12 @@ def settings(runs: Sequence[Shown]) -> Section | None:
     rest: list[Row] = [
         (Cell(key, code=True), _value(default[key]), KEYS[key].help)
         for key in every
-        if key not in differ and key not in changed
+        if key not in (*differ, *changed)
     ]
     of_each = [(run.title, *(_setting(run, key) for key in differ)) for run in runs if differ]
+    defaults = {key: _value(each) for key, each in default.items()}
     of_all: list[Row] = [
-        (
-            Cell(key, code=True),
-            _setting(runs[0], key),
-            _value(default[key]) if key in default else NOTHING,
-        )
+        (Cell(key, code=True), _setting(runs[0], key), defaults.get(key, NOTHING))
         for key in changed
     ]
     tables = [

@@ -97,27 +97,22 @@ class DriftReports:
             return {}
         if not len(self._people):
             self._people = block.test_rows[block.tested].astype(np.uint64)
-        people = self._people[asked]
+        there = at >= 0  # the party's data may have lost a row
+        people = self._people[asked][there]
         if own is None:
-            return self._of_service(people[at >= 0], at[at >= 0], of_block(block))
-        mine, there = places[asked], at >= 0
-        if not there.all():  # the party's data have lost a row
-            mine, people = mine[there], people[there]
+            return self._of_service(people, at[there], of_block(block))
+        mine = places[asked][there]
         if len(singles):
             others = singles[singles >= 0]
             people = np.concatenate([people, own.names(others)])
             mine = np.concatenate([mine, others])
         assert block.preparation is not None
-        return self._of_service(
-            people, mine, partial(own.raw_columns, dates=block.preparation.dates)
-        )
+        read = partial(own.raw_columns, dates=block.preparation.dates)
+        return self._of_service(people, mine, read)
 
     def _of_service(self, names: Names, places: Places, read: Read) -> Arrays:
         assert self._watch is not None
-        new = self._window.new(names.tolist())
-        if len(new) == len(names):
-            self._waiting.append((names, places))
-        elif new:
+        if new := self._window.new(names.tolist()):
             self._waiting.append((names[new], places[new]))
         if not self._window.is_due or self._window.waiting < self._least:
             return {}

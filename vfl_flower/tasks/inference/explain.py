@@ -71,17 +71,14 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     fresh = np.ones(len(people), bool) if transport.simulated else told_figures.fresh(people)
     plain = _Plain(predictor, scored, known, score, fresh)
     _check_features(answers.values(), found)
-    turns = {
-        node: _Turns(plain, answer.party, answer.features, config.repeats)
-        for node, answer in sorted(answers.items(), key=lambda each: each[1].party)
-    }
+    by_party = sorted(answers.items(), key=lambda each: each[1].party)
+    turns = {node: _Turns(plain, answer, config.repeats) for node, answer in by_party}
     most = max((each.features for each in turns.values()), default=0) * config.repeats
     if most and counts_uploads(found):
         # A record's features are in its own uploads, and in uploads of rows that get a value of it.
         epsilon = uploads.add(2 * most)
     _permute(model, turns)
-    refused = {answer.party: answer.refused for answer in answers.values() if answer.refused}
-    parties = _figures(turns.values(), refused)
+    parties = {str(each.party): each.figures() for each in turns.values()}
     parties |= _of_label_holder(plain, found.about_labels["preparation"], config.repeats)
     figures = {
         "metric": score.metric,
@@ -94,7 +91,7 @@ def explain(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     }
     explanation.write(folder, figures)
     said = _tell(transport, config, turns, plain, people, found)  # last: it may fail at a party
-    for sentence in refused.values():
+    for sentence in filter(None, (each.refused for each in answers.values())):
         notice.warning("%s", sentence)
     if are_tested and not found.config.data.test_fraction:
         notice.warning("The run held out no test rows, so these figures are of training rows.")
@@ -121,16 +118,6 @@ def _loaded(
             "label, or another file by dataset='files:PATH'."
         )
     return are_tested, model
-
-
-def _figures(turns: Iterable[_Turns], refused: Mapping[int, str]) -> dict[str, dict[str, Any]]:
-    """Return the figures of each party's features, or its refusal."""
-    return {
-        str(turn.party): {"refused": refused[turn.party]}
-        if turn.party in refused
-        else {"features": turn.figures()}
-        for turn in turns
-    }
 
 
 def _check_features(answers: Iterable[explain_messages.Explained], found: Checkpoint) -> None:
@@ -166,9 +153,10 @@ class _Plain:
 class _Turns:
     """The features of one party, which are permuted in turn, and their figures."""
 
-    def __init__(self, plain: _Plain, party: int, features: int, repeats: int) -> None:
-        self.party, self.features, self.repeats = party, features, repeats
-        self._plain = plain
+    def __init__(self, plain: _Plain, said: explain_messages.Explained, repeats: int) -> None:
+        self.party, self.features, self.repeats = said.party, said.features, repeats
+        self._plain, self._refused = plain, said.refused
+        party, features = said.party, said.features
         self._rows = np.flatnonzero(plain.rows.given[:, party])
         self.size = plain.predictor.sizes[party]
         self._outputs = np.zeros((0, 0, 0), np.float32)  # of permuted rows, [count, R, C]
@@ -186,14 +174,9 @@ class _Turns:
             count = min(together, self.features - first)
             for repeat in range(self.repeats):
                 for start in range(0, rows, most):
-                    yield explain_messages.PermuteOrder(
-                        party=self.party,
-                        first=first,
-                        count=count,
-                        repeat=repeat,
-                        start=start,
-                        stop=min(rows, start + most),
-                    )
+                    of_rows = {"start": start, "stop": min(rows, start + most)}
+                    of_features = {"first": first, "count": count, "repeat": repeat}
+                    yield explain_messages.PermuteOrder(party=self.party, **of_features, **of_rows)
 
     def take(self, order: explain_messages.PermuteOrder, block: Tensor) -> None:
         """Take embeddings [count * (stop - start), width]; masked, they are all parties' sum."""
@@ -230,10 +213,12 @@ class _Turns:
             fall = score.fall(falls / self.repeats)
             self.values[feature], self.margins[feature] = fall
 
-    def figures(self) -> list[dict[str, float]]:
-        """Return the figures of all features, for the results."""
+    def figures(self) -> dict[str, Any]:
+        """Return the figures of all features, or the party's refusal, for the results."""
+        if self._refused:
+            return {"refused": self._refused}
         falls = map(Fall, self.values.tolist(), self.margins.tolist())
-        return [{"feature": at, **fall.ends()} for at, fall in enumerate(falls)]
+        return {"features": [{"feature": at, **each.ends()} for at, each in enumerate(falls)]}
 
 
 def _of_label_holder(

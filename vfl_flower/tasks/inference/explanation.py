@@ -7,8 +7,7 @@ from typing import Any
 
 from vfl_flower.config import names
 from vfl_flower.config.files import write_json
-from vfl_flower.results.charts import COLOURS
-from vfl_flower.tasks.inference import bars
+from vfl_flower.results.charts import COLOURS, bars
 
 FILE = "explanation.json"
 PICTURE = "explanation.png"
@@ -49,7 +48,7 @@ def _draw(figures: Mapping[str, Any], features: list[dict[str, Any]], path: Path
     """Draw features as bars with intervals, a colour for each party."""
     features = features[::-1]
     colours = dict(zip(figures["parties"], cycle(COLOURS), strict=False))
-    bars.draw(
+    bars(
         path,
         [_called(feature, figures) for feature in features],
         [feature["value"] for feature in features],

@@ -84,14 +84,12 @@ class Score:
         """Return the share of each row in the metric, [R], of outputs [R, C]."""
         if self.metric == R2:
             errors = np.square(outputs[:, 0].astype(np.float64) - self._labels)
-            found: Floats = 1 - errors / self._squares.mean()
-            return found
+            return 1 - errors / self._squares.mean()
         said = self._calibrated(outputs)
         if self.metric == ACCURACY:
             one = said.shape[1] == 1  # the log odds of the second of two classes
             decided = said[:, 0] > 0 if one else said.argmax(1)
-            hits: Floats = (decided == self._labels).astype(np.float64)
-            return hits
+            return (decided == self._labels).astype(np.float64)
         return placements(said[:, -1], self._groups[0])
 
     def possible(self, outputs: Outputs) -> Outputs:
@@ -108,8 +106,7 @@ class Score:
             return -np.square(errors)
         said = self._calibrated(outputs)
         if self.metric == ACCURACY:
-            hits: Outputs = np.eye(said.shape[1], dtype=np.float32)[said.argmax(1)]
-            return hits
+            return np.eye(said.shape[1], dtype=np.float32)[said.argmax(1)]
         _, place, equal = np.unique(said[:, -1], return_inverse=True, return_counts=True)
         ranks = (np.cumsum(equal) - (equal - 1) / 2)[place] / len(said)
         return np.stack([np.zeros_like(ranks), ranks], axis=1).astype(np.float32)
@@ -117,8 +114,7 @@ class Score:
     def _calibrated(self, outputs: Outputs) -> NDArray[Any]:
         if not self._calibration:
             return outputs
-        found: NDArray[Any] = probabilities(torch.from_numpy(outputs), self._calibration)
-        return found
+        return probabilities(torch.from_numpy(outputs), self._calibration)
 
     def value(self, shares: Floats) -> float:
         """Return the metric, or a difference of metrics, from shares [R]."""

@@ -70,5 +70,4 @@ def standard_errors(samples: Array) -> Array:
     """Return the standard errors of the means of samples [n, F], [F]; 0 if nothing is random."""
     if len(samples) < 2:
         return np.zeros(samples.shape[1])
-    errors: Array = samples.std(axis=0, ddof=1) / math.sqrt(len(samples))
-    return errors
+    return samples.std(axis=0, ddof=1) / math.sqrt(len(samples))

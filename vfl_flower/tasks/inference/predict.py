@@ -8,7 +8,7 @@ all rows if the model predicts with any subset. A partitioned data set has its t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -27,23 +27,15 @@ from vfl_flower.label_holder.scored_rows import ScoredRows
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.results.figures import coverage
 from vfl_flower.tasks.drift.label_holder import DriftWatch
+from vfl_flower.tasks.inference import predictions
 from vfl_flower.tasks.inference.contribution_to_score import Explainer
 from vfl_flower.tasks.inference.model import TrainedModel, check_model, check_streams
-from vfl_flower.tasks.inference.predictions import (
-    frame_of,
-    in_words,
-    labelled,
-    predicted_columns,
-    predictions_file,
-    reached,
-    write,
-)
 from vfl_flower.tasks.inference.reasons import Slopes, of_score, refusal
 from vfl_flower.tasks.inference.releases import UploadCount
 from vfl_flower.tasks.inference.rows import RowsToPredict
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.explain_messages import GivenReasons
-from vfl_flower.transport.gather import AvailableParties, gather
+from vfl_flower.transport.gather import gather
 from vfl_flower.transport.messages import Predicted, PredictOrder, ServeOrder, Serving
 
 
@@ -56,7 +48,7 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     ``flag-rate`` adds ``inconsistent``: the party that does not fit the others, if any.
     """
     check_model(config, "predict with")
-    path = predictions_file(config)  # refuse before parties are asked
+    path = predictions.predictions_file(config)  # refuse before parties are asked
     model = TrainedModel(transport, config, given, run)
     found, rows, there, predictor = model.found, model.rows, model.there, model.predictor
     if rows.labels is not None:
@@ -68,33 +60,26 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     for answer in answers.values():
         with sent_by(answer.party):
             drift.take(answer.party, answer.arrays)
-    known = scored.known
-    if not known.all():
-        _tell_of_unknown_rows(int((~known).sum()), found)
+    if unknown := int((~scored.known).sum()):
+        _tell_of_unknown_rows(unknown, found)
     drift.count(scored)
     of_labels = _of_labels(given, found, scored, rows)
-    figures: dict[str, Any] = {
-        "model": str(config.model),
-        "rows": len(rows.ids),
-        "unknown_rows": int((~known).sum()),
-    }
-    figures["coverage"] = _coverage(rows, scored, there, transport.left_out)
-    if rows.table is not None and rows.places is not None:
-        figures["coverage"] |= of_people(rows.table, rows.places[known], found.config)
+    figures: dict[str, Any] = {"model": str(config.model), "rows": len(rows.ids)}
+    figures |= {"unknown_rows": unknown, "coverage": _coverage(model, scored)}
     figures |= {"epsilon": epsilon} if epsilon is not None else {}
     if of_labels and not mechanism_of(found.config).hides_labels:
         figures |= _learnt(rows)
     figures |= of_labels
     drift.count_own(rows.table, rows.places)
     figures["drift"] = drift.figures()
-    frame = frame_of(rows.ids, rows.called, scored, found)
+    frame = predictions.frame_of(rows.ids, rows.called, scored, found)
     if there is not None:
         used = ("+".join(map(str, np.flatnonzero(row))) for row in scored.given)
         frame["parties"] = [each or "none" for each in used]
     if scored.suspects is not None:
         figures["inconsistent"] = _inconsistent(scored.suspects, len(predictor.sizes))
         frame["inconsistent"] = ["" if each < 0 else str(each) for each in scored.suspects.tolist()]
-    write(path, frame.iloc[rows.order], figures)
+    predictions.write(path, frame.iloc[rows.order], figures)
     if explainer:
         reasons = _reasons(model, explainer, scored, transport)
         write_whole(path.with_suffix(".reasons.jsonl"), b"".join(reasons))
@@ -102,7 +87,7 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     drift.write_own(path.with_suffix(".drift.csv"))
     drift.warn()
     spent = "" if epsilon is None else f"; epsilon of the run and its predictions {epsilon:.3g}"
-    notice.info("%d predictions%s%s", len(rows.ids), in_words(of_labels), spent)
+    notice.info("%d predictions%s%s", len(rows.ids), predictions.in_words(of_labels), spent)
     if rows.table is not None and (left := len(rows.table.ids) - len(rows.ids)):
         notice.info(
             "%d of the %d people in %s get no prediction, since a party does not know them.",
@@ -140,7 +125,7 @@ def _reasons(
     nodes = {each.party: node for node, each in model.ask(model.order(ServeOrder), Serving).items()}
     at = (np.cumsum(scored.given, axis=0) - 1).astype(np.int32)  # among the party's own rows
     refused: dict[int, str] = {}
-    predictions = predicted_columns(scored.outputs, model.found)["prediction"].tolist()
+    said = predictions.predicted_columns(scored.outputs, model.found)["prediction"].tolist()
 
     def ask(row: int, slopes: dict[int, Slopes]) -> tuple[dict[int, GivenReasons], dict[int, str]]:
         name = f"{model.run}:{row}"
@@ -157,9 +142,9 @@ def _reasons(
 
     for row in model.rows.order[scored.known[model.rows.order]].tolist():
         one = scored.at([row])
-        (score,) = explainer.explain(one, predictions[row : row + 1])
+        (score,) = explainer.explain(one, said[row : row + 1])
         score |= {"id": model.rows.ids[row], "request": f"{model.run}:{row}"}
-        score |= {"prediction": predictions[row]}
+        score |= {"prediction": said[row]}
         score |= of_score(explainer, one, score, partial(ask, row))
         yield json.dumps(score, default=str).encode() + b"\n"
 
@@ -176,23 +161,21 @@ def _learnt(rows: RowsToPredict) -> dict[str, int]:
     return {"training_rows": learnt} if learnt else {}
 
 
-def _coverage(
-    rows: RowsToPredict,
-    scored_rows: ScoredRows,
-    there: AvailableParties | None,
-    left_out: Sequence[str],
-) -> dict[str, Any]:
+def _coverage(model: TrainedModel, scored_rows: ScoredRows) -> dict[str, Any]:
     """Return which people of the label holder's file have a score, and why others have none."""
-    asked = len(rows.table.ids) if rows.table else len(rows.ids)
-    scored = int(scored_rows.known.sum())
+    rows, there, known, about = model.rows, model.there, scored_rows.known, dict[str, Any]()
+    asked, scored = len(rows.table.ids) if rows.table else len(rows.ids), int(known.sum())
+    if rows.table is not None and rows.places is not None:
+        about = of_people(rows.table, rows.places[known], model.found.config)
     if there is None:
         left = {"a party lacks them": asked - scored}
-        return coverage(asked, scored, scored, left, rows.known, rules=rows.rules)
-    left_out = [*left_out, *(f"Party {n} is left out by without." for n in sorted(there.without))]
+        return coverage(asked, scored, scored, left, rows.known, rules=rows.rules, **about)
+    left_out = [f"Party {n} is left out by without." for n in sorted(there.without)]
+    left_out = [*model.transport.left_out, *left_out]
     aligned = int(rows.known_by(there.parties).any(1).sum())
     left = {"no party that answered knows them": asked - scored}
     by_party = dict(enumerate(scored_rows.given.sum(0).tolist()))
-    return coverage(asked, aligned, scored, left, by_party, left_out, rows.rules)
+    return coverage(asked, aligned, scored, left, by_party, left_out, rows.rules, **about)
 
 
 def _of_labels(
@@ -201,13 +184,13 @@ def _of_labels(
     """Return figures of the rows with labels, and their assessment; empty without labels."""
     if rows.labels is None:
         return {}
-    numbers, labels = labelled(rows.labels, scored.known, found)
+    numbers, labels = predictions.labelled(rows.labels, scored.known, found)
     if not len(numbers):
         return {}
     from vfl_flower.label_holder.assessment.of_model import of_predictions  # lazy: slow
 
     outputs = scored.outputs[torch.from_numpy(numbers)]
-    metrics = reached(outputs, labels, found).figures()
+    metrics = predictions.reached(outputs, labels, found).figures()
     segments = {name: values[numbers] for name, values in rows.segments.items()}
     least = given.get("min-segment", found.config.assessment.min_segment)
     by = segments, least, rows.table.time if rows.table else ""

@@ -80,8 +80,7 @@ def predicted_classes(chances: Array, threshold: float) -> NDArray[np.int64]:
     """Return each row's class, [R]: of two, the second above the threshold; else the likeliest."""
     if chances.shape[1] == 2:
         return (chances[:, 1] > threshold).astype(np.int64)
-    most_probable: NDArray[np.int64] = chances.argmax(1)
-    return most_probable
+    return chances.argmax(1)
 
 
 def labelled(labels: Array, known: NDArray[np.bool_], found: Checkpoint) -> tuple[Array, Array]:

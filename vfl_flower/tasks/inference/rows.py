@@ -93,18 +93,11 @@ class RowsToPredict:
         """Return these rows alone, by a mask [N]."""
         known = self.known_by(parties)
         numbers = np.where(known, np.cumsum(known, 0) - 1, -1)[wanted]
-        return replace(
-            self,
-            ids=self.ids[wanted],
-            own=self.own[wanted],
-            order=np.arange(int(wanted.sum())),
-            labels=None if self.labels is None else self.labels[wanted],
-            present=None if self.present is None else self.present[wanted],
-            places=None if self.places is None else self.places[wanted],
-            learnt=None if self.learnt is None else self.learnt[wanted],
-            segments={name: values[wanted] for name, values in self.segments.items()},
-            chosen=numbers,
-        )
+        names = "ids", "own", "labels", "present", "places", "learnt"
+        left: dict[str, Any] = {name: getattr(self, name) for name in names}
+        left = {name: None if each is None else each[wanted] for name, each in left.items()}
+        left["segments"] = {name: values[wanted] for name, values in self.segments.items()}
+        return replace(self, **left, order=np.arange(int(wanted.sum())), chosen=numbers)
 
     def known_by(self, parties: int) -> NDArray[np.bool_]:
         """Return whether a party has a row, [N, M]."""
@@ -195,9 +188,8 @@ def _file_to_predict(
     words = trained.with_values({**named, "split": "random"})  # all rows are predicted
     file = own_table(words.data).with_known_segments(given)
     file.check_segments()
-    if preparation := found.about_labels[
-        "preparation"
-    ]:  # refuse other columns before the parties count ids
+    # Refuse other columns before the parties count ids.
+    if preparation := found.about_labels["preparation"]:
         file.check_columns(Preparation(**preparation))
     if words.data.match:  # few new people tell too little of how often keys repeat
         known = (found.about_labels.get("coverage") or {}).get("rules", ())
@@ -296,7 +288,5 @@ def learnt_by(found: Checkpoint, table: Table, rows: Array) -> NDArray[np.bool_]
 
 def _tell_of_protected(protected: int, rows: int) -> None:
     if protected:
-        notice.info(
-            "Noise protects the labels of %d of these %d rows, so no figure counts them.",
-            *(protected, rows),
-        )
+        said = "Noise protects the labels of %d of these %d rows, so no figure counts them."
+        notice.info(said, protected, rows)

@@ -136,9 +136,9 @@ def of_groups(counts: Mapping[str, Cells], true: Cells, kept: float) -> dict[str
     noise = (of @ chances.T)[..., None] * np.eye(CELLS) - (chances * of[..., None, :]) @ chances.T
     # People are a sample too: the counts of cells are Poisson's.
     covariance = back @ noise @ back.T + np.maximum(own, 0)[..., None] * np.eye(CELLS)
-    found: dict[str, Any] = {"rows": {}, "figures": {}, "left_out": {}, "differences": {}}
-    for name, each in counts.items():
-        found["rows"][name], found["figures"][name] = int(each.sum()), {}
+    found: dict[str, Any] = {"left_out": {}, "differences": {}}
+    found["rows"] = {name: int(each.sum()) for name, each in counts.items()}
+    found["figures"] = {name: {} for name in counts}
     for rate, (part, whole, difference) in _RATES.items():
         rows = cells @ whole
         error = np.sqrt(np.einsum("c,ggcd,d->g", whole, covariance, whole))

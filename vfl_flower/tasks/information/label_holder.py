@@ -98,20 +98,17 @@ class _Information:
                 columns = own_columns(config.data, own, common).read()
                 found = [of_column(name, values, true, config.min_bin) for name, values in columns]
                 write_files(self.folder / "label-holder.information.csv", found)
-                listed = [
-                    _feature(each.column, each.information, len(each.names)) for each in found
-                ]
-                parties["label holder"] = {"features": listed}
+                of_each = ((each.column, each.information, len(each.names)) for each in found)
+                parties["label holder"] = {"features": [_feature(*each) for each in of_each]}
         order = InformationOrder(config=self.about)
         offers = gather_all(self.transport, order, InformationOffer, config.running)
         labels = with_row_masks(labels, config, len(offers))
-        here = {}
-        for node, each in offers.items():
-            parties[str(each.party)] = {"refused": each.refused}
+        here = {node: each for node, each in offers.items() if not each.refused}
+        for each in offers.values():
             if each.refused:
+                parties[str(each.party)] = {"refused": each.refused}
                 notice.warning("Party %d takes no part: %s", each.party, each.refused)
             else:
-                here[node] = each
                 _check_rows(each, labels)
         answers, spent = {}, None
         if here and config.information == "exact":
@@ -169,12 +166,9 @@ class _Information:
                 value, low, high = values.T
                 if not ((low >= 0) & (low <= value) & (value <= high) & (high <= _LARGEST)).all():
                     raise VflError("values that are no information values.")
-            rows = zip(values.tolist(), bins.tolist(), strict=True)
-            listed = [
-                _feature(at, Estimate(*row) if size else None, size or 1)
-                for at, (row, size) in enumerate(rows)
-            ]
-            found[node] = {"features": listed}
+            rows = enumerate(zip(values.tolist(), bins.tolist(), strict=True))
+            of_each = ((at, Estimate(*row) if n else None, n or 1) for at, (row, n) in rows)
+            found[node] = {"features": [_feature(*each) for each in of_each]}
         return found
 
     # --- exact ----------------------------------------------------------------------------------
@@ -192,7 +186,11 @@ class _Information:
         for node, each in here.items():
             party, rows = each.party, np.flatnonzero(_mask(labels, each.party))
             with sent_by(party):
-                bins, sizes = _checked_bins(uploads[node], each)
+                arrays = uploads[node].arrays
+                bins = checked(arrays, "bins", "uint8", (each.columns, each.rows))
+                sizes = checked(arrays, "sizes", "uint8", (each.columns,))
+                if (sizes < 2).any() or (bins.max(1) >= sizes).any():
+                    raise VflError("bins that do not exist.")
             counted = [
                 counted_bins(of_column, size, true[rows], self.config.min_bin)
                 for of_column, size in zip(bins, sizes, strict=True)
@@ -203,11 +201,10 @@ class _Information:
                 notice.warning("%s", found[node]["refused"])
                 continue
             evidence[node] = EvidenceOrder(kept=1.0, config=self.about, arrays=_counts(counted))
-            listed = [
-                _feature(at, value_of(np.bincount(bins[at]), of_groups), len(of_groups.rows))
-                for at, (_, of_groups) in enumerate(counted)
-            ]
-            found[node] = {"features": listed}
+            found[node] = {"features": []}
+            for at, (_, of) in enumerate(counted):
+                value = value_of(np.bincount(bins[at]), of)
+                found[node]["features"].append(_feature(at, value, len(of.rows)))
         self._gather(here, evidence)
         return found
 
@@ -324,31 +321,17 @@ def _mask(labels: Labels, party: int) -> NDArray[np.bool_]:
     """Return which training rows a party has, [N]."""
     if labels.present is None:
         return np.ones(len(labels.train), bool)
-    has: NDArray[np.bool_] = labels.present[0][:, party]
-    return has
+    return labels.present[0][:, party]
 
 
 def _check_rows(each: InformationOffer, labels: Labels) -> None:
     """Raise `PartyError` if a party has other rows."""
     rows = int(_mask(labels, each.party).sum())
     if each.alignment != labels.alignment or each.rows != rows:
-        raise PartyError(
-            f"Party {each.party}",
-            f"has {each.rows} other training rows, not {rows}. Start it anew.",
-        )
+        said = f"has {each.rows} other training rows, not {rows}. Start it anew."
+        raise PartyError(f"Party {each.party}", said)
     if not 0 < each.columns <= _MOST_COLUMNS:
         raise PartyError(f"Party {each.party}", f"has {each.columns} columns. Give it fewer.")
-
-
-def _checked_bins(
-    answer: ColumnBins, each: InformationOffer
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return bins [C, n] and the number of bins of each column [C], or raise `VflError`."""
-    bins = checked(answer.arrays, "bins", "uint8", (each.columns, each.rows))
-    sizes = checked(answer.arrays, "sizes", "uint8", (each.columns,))
-    if (sizes < 2).any() or (bins.max(1) >= sizes).any():
-        raise VflError("bins that do not exist.")
-    return bins, sizes
 
 
 FAILED = "Party {party} has computed no values. Its own log says why."

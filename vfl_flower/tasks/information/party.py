@@ -56,13 +56,8 @@ def offer(context: Context, order: InformationOrder) -> InformationOffer:
             raise ConfigError(f"Party {party} has no columns. Give it some.")
     except VflError as error:
         return InformationOffer(party=party, parties=parties, refused=in_one_line(str(error)))
-    return InformationOffer(
-        party=party,
-        parties=parties,
-        rows=columns.rows,
-        columns=number,
-        alignment=columns.alignment,
-    )
+    said: Any = {"rows": columns.rows, "columns": number, "alignment": columns.alignment}
+    return InformationOffer(party=party, parties=parties, **said)
 
 
 def upload_bins(context: Context, order: ColumnBinsOrder) -> ColumnBins:
@@ -70,13 +65,10 @@ def upload_bins(context: Context, order: ColumnBinsOrder) -> ColumnBins:
     config = _config(context, order)
     if config.information != "exact":
         raise VflError("was asked for bins, which noisy labels do not need.")
-    found = [
-        (bins.of(values), bins.count) for _, bins, values in _binned(_columns(context, config))
-    ]
-    arrays = {
-        "bins": np.array([each for each, _ in found], np.uint8),
-        "sizes": np.array([size for _, size in found], np.uint8),
-    }
+    binned = _binned(_columns(context, config))
+    found = [(bins.of(values), bins.count) for _, bins, values in binned]
+    bins, sizes = ([each[n] for each in found] for n in (0, 1))
+    arrays = {"bins": np.array(bins, np.uint8), "sizes": np.array(sizes, np.uint8)}
     party, parties = index_and_parties(context)
     return ColumnBins(party=party, parties=parties, arrays=arrays)
 

@@ -96,7 +96,10 @@ def pair(key: Path, public: Callable[[], PublicKeyTypes]) -> Finding:
     """Check that a private key can be read, and belongs to a public key."""
     again = f"Restore {key.name} from a backup, or renew both (how-to guide: rotate keys)."
     try:
-        mine = _private(key.read_bytes())
+        text = key.read_bytes()  # in PEM, or as OpenSSH writes
+        is_ssh = b"OPENSSH PRIVATE KEY" in text
+        load = serialization.load_ssh_private_key if is_ssh else serialization.load_pem_private_key
+        mine = _bytes(load(text, None).public_key())
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         return Finding("key", PROBLEM, f"{_why(key, error)} {again}")
     try:
@@ -106,16 +109,8 @@ def pair(key: Path, public: Callable[[], PublicKeyTypes]) -> Finding:
     except (OSError, ValueError, UnsupportedAlgorithm):
         return Finding("key", PROBLEM, f"The public half of {key} cannot be read. {again}")
     if mine != theirs:
-        sentence = f"{key} does not belong to its public half. {again}"
-        return Finding("key", PROBLEM, sentence)
+        return Finding("key", PROBLEM, f"{key} does not belong to its public half. {again}")
     return Finding("key", OK, f"{key} belongs to its public half.")
-
-
-def _private(text: bytes) -> bytes:
-    """Return the public half of a private key without a password, in PEM or as OpenSSH writes."""
-    is_ssh = b"OPENSSH PRIVATE KEY" in text
-    load = serialization.load_ssh_private_key if is_ssh else serialization.load_pem_private_key
-    return _bytes(load(text, None).public_key())
 
 
 def _bytes(key: PublicKeyTypes) -> bytes:
@@ -175,8 +170,8 @@ def _secret_files(folder: Path) -> Iterator[Finding]:
         said = f"Others can read {file} (mode {mode:04o}). Run `chmod 600 {file}`, and replace it."
         yield Finding("secrets", PROBLEM, said)
     if files and not shared:
-        said = f"Only its owner can read {', '.join(file.name for file in files)}."
-        yield Finding("secrets", OK, said)
+        names = ", ".join(file.name for file in files)
+        yield Finding("secrets", OK, f"Only its owner can read {names}.")
 
 
 def space(folder: Path) -> Finding:
@@ -186,11 +181,11 @@ def space(folder: Path) -> Finding:
     least = max(_LEAST, 2 * largest)
     left = f"{folder} has {free / _GIB:.1f} GiB free"
     if free < least:
-        sentence = f"{left}, and a run needs {least / _GIB:.1f} GiB. Delete old files."
-        return Finding("space", PROBLEM, sentence)
+        said = f"{left}, and a run needs {least / _GIB:.1f} GiB. Delete old files."
+        return Finding("space", PROBLEM, said)
     if free < 10 * least:
-        sentence = f"{left}, and should have {10 * least / _GIB:.1f} GiB. Delete old files."
-        return Finding("space", WARNING, sentence)
+        said = f"{left}, and should have {10 * least / _GIB:.1f} GiB. Delete old files."
+        return Finding("space", WARNING, said)
     return Finding("space", OK, f"{left}.")
 
 

@@ -55,7 +55,13 @@ def examine(
             found += runs.about(folder, states)
     found += _withdrawn([each for each in roles if each.is_dir()])
     for folder in keys:
-        found += _of_network(folder, roles[folder] == MINE, where, ports, ahead)
+        is_party = roles[folder] == MINE
+        if where:
+            found += network.about(where, folder, is_party, ahead)
+        if not is_party:
+            found += map(network.free_ports, ports)
+        elif where:
+            found += (network.stream_port(where.host, each) for each in ports)
     return found
 
 
@@ -111,22 +117,6 @@ def _withdrawn(folders: Sequence[Path]) -> Iterator[Finding]:
         if left:
             said = f"{some(left)} may hold people who have withdrawn. Run `vfl forget` again."
         yield Finding("withdrawn", WARNING if left else OK, said)
-
-
-def _of_network(
-    folder: Path,
-    is_party: bool,
-    where: network.Address | None,
-    ports: Sequence[range],
-    ahead: tuple[float, float] | None,
-) -> Iterator[Finding]:
-    if where:
-        yield from network.about(where, folder, is_party, ahead)
-    for each in ports:
-        if not is_party:
-            yield network.free_ports(each)
-        elif where:
-            yield network.stream_port(where.host, each)
 
 
 def in_words(found: Sequence[Finding]) -> str:

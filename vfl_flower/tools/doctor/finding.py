@@ -2,14 +2,14 @@
 
 from typing import NamedTuple
 
-OK, UNKNOWN, WARNING, PROBLEM = "ok", "not checked", "warning", "problem"
+OK, UNKNOWN, HINT, WARNING, PROBLEM = "ok", "not checked", "hint", "warning", "problem"
 
 
 class Finding(NamedTuple):
     """A check, its result, and a text that says what to do."""
 
     check: str
-    result: str  # OK, UNKNOWN, WARNING or PROBLEM
+    result: str  # OK, UNKNOWN, HINT, WARNING or PROBLEM
     said: str
 
 

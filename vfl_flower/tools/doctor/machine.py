@@ -20,7 +20,7 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.protocol_version import VERSION
 from vfl_flower.config.provenance import shared_code, versions
 from vfl_flower.launch.descendants import MARK
-from vfl_flower.tools.doctor.finding import OK, PROBLEM, WARNING, Finding, some
+from vfl_flower.tools.doctor.finding import HINT, OK, PROBLEM, WARNING, Finding, some
 
 _SHOWN = ("vfl-flower", "flwr", "torch", "numpy", "python")
 _LOADED = ("vfl_flower", "strategies", "flwr", "torch", "numpy")
@@ -102,7 +102,7 @@ def compiled_modules() -> Finding:
         f"{len(missing)} of {len(specs)} modules have no bytecode, and {why}. Each process starts "
         f"seconds later. Run `python -m compileall -q {where}`."
     )
-    return Finding("bytecode", WARNING, said)
+    return Finding("bytecode", HINT, said)
 
 
 def open_files() -> Finding:
@@ -184,12 +184,10 @@ def _running() -> Iterator[_Process]:
 
 def _is_ours(process: _Process, homes: Collection[Path]) -> bool:
     words = " ".join(process.words)
-    if not any(each in words for each in _PROGRAMS):
-        return False
     temporary = process.home.startswith(f"{tempfile.gettempdir()}/vfl-flower-")
     # nginx writes over its environment.
     named = any(process.home == str(each) or f"{each}/proxy.conf" in words for each in homes)
-    return temporary or named
+    return any(each in words for each in _PROGRAMS) and (temporary or named)
 
 
 def _is_alone(process: _Process, every: dict[int, _Process]) -> bool:

@@ -28,12 +28,18 @@ def about(folder: Path, states: Sequence[Path]) -> Iterator[Finding]:
         yield Finding("checkpoint", PROBLEM, str(error))
         return
     end = "a finished run" if found.finished else f"a run at epoch {found.epoch:.3g}"
-    said = f"{folder} has checkpoint {found.number} of {end}."
-    yield Finding("checkpoint", OK, said)
+    yield Finding("checkpoint", OK, f"{folder} has checkpoint {found.number} of {end}.")
     if (mark := found.strategy.get("journal")) is not None:
         yield _journal(folder, mark, second_count.of_run(found.origin, JOURNAL))
     yield _states(found, folder, states)
-    yield from _data(found)
+    kind, _, place = found.config.data.dataset.partition(":")
+    if kind not in OF_A_FILE:
+        return
+    if Path(place).expanduser().is_file():
+        yield Finding("data", OK, f"{place} is there.")
+    else:
+        said = f"{place} is missing, so the run can neither resume nor predict. Restore it."
+        yield Finding("data", PROBLEM, said)
 
 
 def _summary(folder: Path) -> Finding:
@@ -88,15 +94,3 @@ def _states(found: Checkpoint, folder: Path, others: Sequence[Path]) -> Finding:
         return Finding("party states", PROBLEM, said)
     said = f"The states of parties {', '.join(map(str, here))} fit the checkpoint."
     return Finding("party states", OK, in_words(said, found.names))
-
-
-def _data(found: Checkpoint) -> Iterator[Finding]:
-    kind, _, place = found.config.data.dataset.partition(":")
-    if kind not in OF_A_FILE:
-        return
-    path = Path(place).expanduser()
-    if path.is_file():
-        yield Finding("data", OK, f"{place} is there.")
-    else:
-        said = f"{place} is missing, so the run can neither resume nor predict. Restore it."
-        yield Finding("data", PROBLEM, said)

@@ -185,11 +185,9 @@ def line(found: Mapping[str, Any]) -> str:
     """Return the command that runs the best configuration."""
     keys = of_trial(found["keys"], best(found)["keys"])
     words = ["vfl", "run", "-c", pasted(packed(keys))]
-    if found["node_configs"]:
-        words += [
-            word for each in found["node_configs"] for word in ("--node-config", pasted(each))
-        ]
-    else:
+    for each in found["node_configs"]:
+        words += ["--node-config", pasted(each)]
+    if not found["node_configs"]:
         words += ["--parties", str(found["parties"])]
     if found["seeds"] > 1:
         words += ["--seeds", str(found["seeds"])]

@@ -47,7 +47,10 @@ class Study:
         self._search = search
         self._folder, self._seed = folder, seed
         journal = folder / "study.journal"
-        _mend(journal)
+        with told(journal):
+            journal.touch(0o600)
+            with alone_in(journal):  # cut off a last line that a kill has left incomplete
+                os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)
         self._storage = optuna.storages.JournalStorage(_backend(journal))
         self._study = optuna.create_study(
             study_name=_NAME,
@@ -177,15 +180,6 @@ def _backend(journal: Path) -> Any:
 
     lock: Any = Lock()
     return JournalFileBackend(str(journal), lock)
-
-
-def _mend(journal: Path) -> None:
-    """Make the journal if there is none, or cut a last line off that a kill left incomplete."""
-    with told(journal):
-        journal.touch(0o600)
-        with alone_in(journal):
-            content = journal.read_bytes()
-            os.truncate(journal, content.rfind(b"\n") + 1)
 
 
 _RANGE = re.compile(r"(?P<low>[^:|]+?)\.\.(?P<high>[^:|]+)(?P<log>:log)?")

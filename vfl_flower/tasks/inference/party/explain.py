@@ -29,7 +29,7 @@ from vfl_flower.party.limits import counted_predictions
 from vfl_flower.party.party import Party
 from vfl_flower.party.refusals import check_task
 from vfl_flower.protocol.batches import secret_generator
-from vfl_flower.tasks.inference import bars
+from vfl_flower.results.charts import bars
 from vfl_flower.tasks.inference.party import model as models
 from vfl_flower.tasks.inference.party.explained_people import claimed, people_of
 from vfl_flower.tasks.inference.party.features import Feature, features_of
@@ -157,10 +157,8 @@ class Explanation:
         return torch.from_numpy(np.ascontiguousarray(rows)).to(self.party.learner.device)
 
     def _read(self, rows: NDArray[Any]) -> Rows:
-        kept: Any = self._kept
-        found: Any = kept[rows] if kept is not None else self._samples[self._places[rows]]
-        rows_read: Rows = found
-        return rows_read
+        samples: Any = self._samples if self._kept is None else self._kept
+        return samples[self._places[rows] if self._kept is None else rows]
 
 
 def begin(context: Context, order: explain_messages.ExplainOrder) -> explain_messages.Explained:
@@ -277,7 +275,7 @@ def _draw(table: Any, order: explain_messages.FiguresOrder, path: Path) -> None:
     names = [text if len(text) <= 40 else f"{text[:39]}…" for text in map(str, most["name"])]
     metric = {"auc": "AUC", "r2": "R2"}.get(order.metric, order.metric)
     noise = f", with noise of deviation {order.grain:.2g}" if order.grain else ""
-    bars.draw(
+    bars(
         path,
         [name.replace("$", r"\$") for name in names],
         most["value"],

@@ -30,20 +30,12 @@ from vfl_flower.party.limits import PredictionBudget, refused_rows
 from vfl_flower.tasks.inference.party import model as models
 from vfl_flower.tasks.inference.party.model import LoadedModel
 from vfl_flower.tasks.inference.party.reasons import Reasons
+from vfl_flower.transport import messages
 from vfl_flower.transport.early_messages import OpenSetOrder, SeekOrder, SetKept, Sought
 from vfl_flower.transport.explain_messages import GivenReasons, ReasonsOrder
-from vfl_flower.transport.messages import (
-    Arrays,
-    Order,
-    Payload,
-    Scored,
-    ScoreOrder,
-    ServeOrder,
-    Serving,
-)
 
-O = TypeVar("O", bound=Order)  # noqa: E741
-P = TypeVar("P", bound=Payload)
+O = TypeVar("O", bound=messages.Order)  # noqa: E741
+P = TypeVar("P", bound=messages.Payload)
 
 _SINGLES = 10_000  # most samples of single rows in memory
 _LOOK = 1.0  # seconds between two looks at the party's file
@@ -89,7 +81,7 @@ class Served:
 
     # --- orders ---------------------------------------------------------------------------------
 
-    def score(self, order: ScoreOrder) -> Scored:
+    def score(self, order: messages.ScoreOrder) -> messages.Scored:
         """Embed some of the rows, and rows outside the alignment that the order proves."""
         asked, singles, ids = self._resolved(order)
         at = self.at[asked]
@@ -98,9 +90,9 @@ class Served:
             of_rows = self.block.test_rows, self.model.places[asked]
             refused, why = refused_rows(self.party.limits, self.budget, *of_rows, there, bool(seal))
             line |= {"refused": len(refused)} if why else {}
-        arrays: Arrays = {"refused": refused.astype(np.int32)} if why else {}
+        arrays: messages.Arrays = {"refused": refused.astype(np.int32)} if why else {}
         if seal and why:
-            return Scored(arrays=arrays, why=why)
+            return messages.Scored(arrays=arrays, why=why)
         if why:
             at[refused[refused < len(at)]] = -1
             singles[refused[refused >= len(at)] - len(at)] = -1
@@ -119,9 +111,11 @@ class Served:
             arrays["gone"] = np.flatnonzero(~there).astype(np.int32)
         if seal:
             seal.bind(order)
-        return Scored(arrays=self.model.hide(embedding) | arrays, why=why)
+        return messages.Scored(arrays=self.model.hide(embedding) | arrays, why=why)
 
-    def _resolved(self, order: ScoreOrder | ReasonsOrder) -> tuple[Places, Places, list[bytes]]:
+    def _resolved(
+        self, order: messages.ScoreOrder | ReasonsOrder
+    ) -> tuple[Places, Places, list[bytes]]:
         """Return the rows of an order, its proven rows outside the alignment, and all their ids."""
         asked = order.arrays.get("rows", np.zeros(0, np.int32))
         places = order.arrays.get("places", np.zeros(0, np.int32))
@@ -292,13 +286,13 @@ class Served:
         return use
 
 
-def load(context: Context, order: ServeOrder) -> Serving:
+def load(context: Context, order: messages.ServeOrder) -> messages.Serving:
     """Load a saved model and its rows: the rows just aligned, or the test rows."""
     model = LoadedModel(context, order)
     tags = model.agree(order)
     models.forget(context.run_id, model.index)  # two services cannot write one audit log
     models.in_use[context.run_id, model.index] = Served(model)
-    return model.answer(Serving, tags, rows=len(model.places))
+    return model.answer(messages.Serving, tags, rows=len(model.places))
 
 
 def _by_served(method: Callable[[Served, O], P]) -> Callable[[Context, O], P]:

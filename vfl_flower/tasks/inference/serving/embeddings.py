@@ -76,8 +76,7 @@ class Embedded:
             why[self.has[:, party]] = self.missing[party]
         why[self.refused[:, party]] = REFUSED
         why[self.given[:, party]] = ""
-        said: list[str] = why.tolist()
-        return said
+        return why.tolist()
 
 
 class Embeddings:
@@ -139,13 +138,12 @@ class Embeddings:
             try:
                 reason = self._take(number, answer, rows, said, collection)
             except VflError as error:
-                if isinstance(error, SumError):
-                    self._parties.come_apart()
+                self._parties.apart |= isinstance(error, SumError)
                 reason = self._parties.refused(number, str(error))
             if reason:
                 said.missing[number] = reason
         if said.missing and self._predictor.aggregation.abreast and orders:
-            self._parties.come_apart()
+            self._parties.apart = True  # they have served other orders, and need new keys
         return said
 
     def person(self, rows: NDArray[np.int64], found: Found, at: int, party: int) -> Arrays:

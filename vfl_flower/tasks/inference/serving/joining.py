@@ -232,5 +232,4 @@ class Joining:
         wanted, sorter = self._rows.places, np.argsort(rows)
         if wanted is None or len(wanted) != len(rows):
             raise VflError("the rows of the label holder's file have changed.")
-        at: Places = sorter[np.searchsorted(rows, wanted, sorter=sorter)]
-        return at
+        return sorter[np.searchsorted(rows, wanted, sorter=sorter)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -25,33 +26,26 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=registry)
-
-        def histogram(name: str, text: str, *labels: str) -> Histogram:
-            return Histogram(name, text, labels, registry=registry, buckets=_SECONDS)
-
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(name, text, labels, registry=registry)
-
-        self.answers = counter("vfl_http_answers", "Answers to HTTP calls.", "status")
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry, buckets=_SECONDS)
+        self.answers = counter("vfl_http_answers", "Answers to HTTP calls.", ["status"])
         for status in STATUSES:
             self.answers.labels(str(status))
-        self.requests = counter("vfl_requests", "Requests for scores.", "outcome")
-        self.rows = counter("vfl_rows", "Ids in these requests.", "outcome")
+        self.requests = counter("vfl_requests", "Requests for scores.", ["outcome"])
+        self.rows = counter("vfl_rows", "Ids in these requests.", ["outcome"])
         self.request_seconds = histogram("vfl_request_seconds", "Time of a request.")
-        self.stage_seconds = histogram("vfl_stage_seconds", "Time by stage.", "stage")
+        self.stage_seconds = histogram("vfl_stage_seconds", "Time by stage.", ["stage"])
         self.party_seconds = histogram(
-            "vfl_party_seconds", "Time until a party's embeddings.", "party"
+            "vfl_party_seconds", "Time until a party's embeddings.", ["party"]
         )
-        self._connected = gauge("vfl_party_connected", "Whether a party answers.", "party")
+        self._connected = gauge("vfl_party_connected", "Whether a party answers.", ["party"])
         self.missing = counter(
-            "vfl_answers_missing_party", "Scores without a party.", "party", "reason"
+            "vfl_answers_missing_party", "Scores without a party.", ["party", "reason"]
         )
         self.inconsistent = counter(
-            "vfl_inconsistent_scores", "Scores in which a party does not fit the others.", "party"
+            "vfl_inconsistent_scores", "Scores in which a party does not fit the others.", ["party"]
         )
-        self._refusals = counter("vfl_refusals", "Refusals of parties.", "rule")
+        self._refusals = counter("vfl_refusals", "Refusals of parties.", ["rule"])
         for rule in (*_RULES, _OTHER):  # a counter that begins at its first event shows no increase
             self._refusals.labels(rule)
         for outcome in _OUTCOMES:
@@ -59,12 +53,12 @@ class Metrics:
             self.rows.labels(outcome)
         self.queue_rows = gauge("vfl_queue_rows", "Ids that wait for their batch.")
         self._drift = gauge(
-            "vfl_drift", "Population stability index of scores and embeddings.", "of"
+            "vfl_drift", "Population stability index of scores and embeddings.", ["of"]
         )
         self._drifting = gauge(
-            "vfl_drifting_columns", "Columns of a party that drift.", "party", "level"
+            "vfl_drifting_columns", "Columns of a party that drift.", ["party", "level"]
         )
-        self._model = gauge("vfl_model_info", "The served model.", "run", "strategy", "version")
+        self._model = gauge("vfl_model_info", "The served model.", ["run", "strategy", "version"])
 
     def connected(self, number: int, now: bool) -> None:
         """Set whether a party answers."""

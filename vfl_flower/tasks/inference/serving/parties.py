@@ -58,8 +58,8 @@ class Parties:
     def __init__(self, model: TrainedModel, metrics: Metrics) -> None:
         self._model, self._metrics, self._transport = model, metrics, model.transport
         self._all = PartyRecord.of_all(len(model.predictor.sizes), model.rows)
-        self._apart = False  # whether parties of masked sums have served other orders
-        self._tried = 0.0
+        self.apart = False  # whether parties of masked sums have served other orders
+        self._tried, self._timeout = 0.0, model.config.running.party_timeout
         self._told = time.monotonic()  # or when all parties answered last
         # Finds ids outside the alignment. Masked sums need the same order to all parties, which
         # places in their different sets would not be.
@@ -97,15 +97,11 @@ class Parties:
             lenient = model.there is not None
             self.seeker.open(self._transport, asked, model.about, self._timeout, lenient)
 
-    @property
-    def _timeout(self) -> float:
-        return self._model.config.running.party_timeout
-
     def look_for_others(self) -> None:
         """Look for parties that were left out at the start, or have lost their rows."""
         if self._model.there:
-            given = self._model, self._all, self._load_order, self.seeker is not None
-            self._joining = Joining(*given)
+            opens = self.seeker is not None
+            self._joining = Joining(self._model, self._all, self._load_order, opens)
 
     def _take_joined(self, joining: Joining) -> None:
         """Use the parties that have joined since."""
@@ -251,7 +247,7 @@ class Parties:
             self._told = now
             named = ", ".join(f"party {each.number} ({each.state})" for each in gone)
             notice.warning("The service waits for %s.", named)
-        if self._apart:
+        if self.apart:
             self._bring_together()
             return
         for party in gone:
@@ -259,10 +255,6 @@ class Parties:
                 self._lose(party)
             if party.state == DOWN and now > party.sent + _AGAIN:
                 self._ask_to_load(party)
-
-    def come_apart(self) -> None:
-        """Note that parties of masked sums have served other orders, and need new keys."""
-        self._apart = True
 
     def _bring_together(self) -> None:
         """Have parties of masked sums agree anew, after one of them has missed an order."""
@@ -279,7 +271,7 @@ class Parties:
                     for node, said in answers.items():
                         self._check_kept(every[node], said)
                 self.begin()
-                self._apart = False
+                self.apart = False
             except VflError as error:
                 notice.warning("The parties have not agreed on keys: %s", error)
 
@@ -341,8 +333,9 @@ class Parties:
 
     def _send(self, party: PartyRecord, order: messages.Order) -> None:
         assert party.node is not None
-        how = _LASTING, self._transport.calls, self._transport.parties
-        (party.key,) = self._transport.send([to_message(order, party.node, *how)])
+        post = self._transport
+        message = to_message(order, party.node, _LASTING, post.calls, post.parties)
+        (party.key,) = post.send([message])
         party.order, party.sent = order, time.monotonic()
 
     def _reaches(self, party: PartyRecord) -> bool:

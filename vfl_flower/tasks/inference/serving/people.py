@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.errors import ConfigError, first_of
 from vfl_flower.data.at_party import prepared
 from vfl_flower.data.column_types import text_of
 from vfl_flower.data.ids import encoded
@@ -95,7 +95,7 @@ class People:
             if not row.keys() <= named:
                 raise ConfigError(
                     f"Row {number} of people has a column that the model does not use. It uses "
-                    f"{', '.join(self.columns)}."
+                    f"{first_of(self.columns, 100)}."
                 )
         keys = self._keys(rows)
         made = {text: keys.keys(r) for text, r in self._rules.items() if not keys.missing(r)}

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -23,6 +24,7 @@ from vfl_flower.tasks.inference.serving.people import Person
 
 Ids = Sequence[int | str | Person]
 
+FAILED = "The service failed. Its log says why."
 MOST_IDS = 10_000
 """Most ids of one request."""
 BATCH = 2048
@@ -66,9 +68,8 @@ class Answers(NamedTuple):
 
 @dataclass(eq=False)
 class Request:
-    """The ids of one call, and where its answer goes.
+    """The ids of one call, and its answer.
 
-    answer : is called once, from the service's thread, with the answers or the reason for none.
     explain : whether the answers need the contributions to the scores; ``columns`` for reasons.
     new, each : people outside the alignment, and the work for one of them.
     """
@@ -76,8 +77,8 @@ class Request:
     name: str
     caller: str
     ids: Ids
-    answer: Callable[[Answers | Exception], None]
     explain: bool | str = False
+    answer: Future[Answers] = field(default_factory=Future)
     came: float = field(default_factory=time.monotonic)
     new: frozenset[int | str | Person] = frozenset()
     each: int = _NEW
@@ -113,12 +114,14 @@ class Request:
         self._scores += scores
         self._explain += [explain] if explain else []
         if len(self._scores) == len(self.ids):
-            self.answer(Answers(model, self._scores, self._explain))
+            with suppress(InvalidStateError):  # its caller has gone
+                self.answer.set_result(Answers(model, self._scores, self._explain))
 
     def fail(self, error: Exception) -> None:
         """Answer that there are no scores. Take no further piece."""
         self.taken = len(self.ids)
-        self.answer(error)
+        with suppress(InvalidStateError):  # its caller has gone, or has an answer
+            self.answer.set_exception(error)
 
 
 class Piece(NamedTuple):

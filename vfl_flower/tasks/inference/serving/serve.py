@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -64,8 +64,9 @@ def serve(transport: Transport, config: RunConfig, given: Mapping[str, Any], run
         exits.callback(service.close)
         torch.set_num_threads(1)  # a batch is too small for more
         sys.setswitchinterval(_TURN)
+        write_whole(folder / PROCESS, f"{os.getpid()}\n".encode())
+        exits.callback((folder / PROCESS).unlink, missing_ok=True)
         with (
-            _process_file(folder / PROCESS),
             _ended_by_signal(service.queue.close),
             listening(app_of(service, tokens), config.serving) as url,
         ):
@@ -84,16 +85,6 @@ def lasting(config: RunConfig) -> RunConfig:
     if config.running.transport == "auto":
         values["transport"] = "stream"  # never fall back on Flower's messages
     return config.with_values(values)
-
-
-@contextmanager
-def _process_file(path: Path) -> Iterator[None]:
-    write_whole(path, f"{os.getpid()}\n".encode())
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            path.unlink()
 
 
 @contextmanager

@@ -6,6 +6,7 @@ for nobody. A large request takes several batches (`requests.Queue`).
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,7 @@ _MORE = 256  # work of a batch for which parties get `score-timeout` once more
 _APART = 30.0  # seconds between two alignments because of a party
 _LOOK = 1.0  # seconds between two looks for a new version
 _FIGURES = ("best_epoch", "epochs", "test_", "validation_")  # that `GET /v1/model` shows
+_NO_SCORE: requests.Score = {"prediction": None, "probabilities": None, "parties": []}
 _IDLE = 0.5  # seconds between two looks at parties while nobody asks
 
 
@@ -95,8 +97,8 @@ class Service:
         epsilon = loaded.releases.epsilon
         return said | ({} if epsilon is None else {"epsilon": epsilon})
 
-    async def admit(self, request: requests.Request) -> None:
-        """Take a request, whose ``answer`` will be called, or raise `UnavailableError`."""
+    async def answer(self, request: requests.Request) -> requests.Answers:
+        """Take a request, and return its answers, or raise `VflError`."""
         with self.queue.room(request) as has_room:
             if not has_room:
                 raise requests.UnavailableError(
@@ -122,6 +124,7 @@ class Service:
                 await self._counting.run(request.caller, count)
             if not self.queue.put(request):
                 raise requests.UnavailableError("The service is ending.", "ending")
+        return await asyncio.wrap_future(request.answer)
 
     def close(self) -> None:
         """End the threads of this service, once no request comes any more."""
@@ -231,6 +234,7 @@ class Service:
         except Exception as error:  # answer all: nobody may wait for ever
             if not isinstance(error, VflError):
                 log.exception("The service failed to score.")
+                error = VflError(requests.FAILED)
             for request, _, _ in batch:
                 request.fail(error)
 
@@ -297,8 +301,9 @@ class Service:
         """Give each request of a batch its scores, from the place of each id or new person."""
         loaded = self.loaded
         unknown = dict.fromkeys(map(str, range(len(loaded.predictor.sizes))), requests.UNKNOWN)
-        nobody_asked = _without_score({HOLDER: requests.UNKNOWN})  # the parties were not asked
-        scores = [*scores, nobody_asked, _without_score(unknown)]  # at -2 and -1
+        nobody_asked = {HOLDER: requests.UNKNOWN}  # the parties were not asked
+        without = ({**_NO_SCORE, "missing": why} for why in (nobody_asked, unknown))
+        scores = [*scores, *without]  # at -2 and -1
         ends = np.cumsum([len(piece.ids) for piece in batch])
         for (request, ids, _), mine in zip(batch, np.split(places, ends), strict=False):
             own: list[int] = mine.tolist()
@@ -354,10 +359,5 @@ class Service:
                 shared[reasons] = {"parties": parties, "missing": missing}
             score.update(shared[reasons])
         for row in np.flatnonzero(~known).tolist():
-            scores[row] = _without_score(scores[row]["missing"])
+            scores[row] = {**_NO_SCORE, "missing": scores[row]["missing"]}
         return scores
-
-
-def _without_score(missing: Mapping[str, str]) -> requests.Score:
-    """Return the answer for an id that has no score."""
-    return {"prediction": None, "probabilities": None, "parties": [], "missing": missing}

@@ -22,7 +22,7 @@ from vfl_flower.label_holder.scored_rows import ScoredRows
 from vfl_flower.tasks.inference import reasons
 from vfl_flower.tasks.inference.reasons import Slopes
 from vfl_flower.tasks.inference.serving.loaded import Loaded
-from vfl_flower.tasks.inference.serving.requests import Score, UnavailableError
+from vfl_flower.tasks.inference.serving.requests import FAILED, Score, UnavailableError
 from vfl_flower.transport.explain_messages import GivenReasons, ReasonsOrder
 from vfl_flower.transport.messages import Arrays
 
@@ -128,7 +128,7 @@ class Explaining:
                 raise
             except Exception:
                 log.exception("The service failed to explain scores.")
-                raise VflError("The service failed. Its log says why.") from None
+                raise VflError(FAILED) from None
 
 
 async def apart(call: Callable[..., T], ids: Sequence[Any], *more: Any) -> T:

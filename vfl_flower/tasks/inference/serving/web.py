@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -26,7 +26,6 @@ from pydantic import (
     StrictInt,
     StrictStr,
     ValidationError,
-    model_validator,
 )
 
 from vfl_flower.config.errors import ConfigError, VflError
@@ -45,9 +44,9 @@ from vfl_flower.transport.nodes.gate import LogBudget
 log = logging.getLogger("flwr.serving")
 log.addFilter(LogBudget())
 
+_ONE_OF = 'The body must have exactly one of "ids" and "people". Send {"ids": ["u1", "u2"]}.'
 _RETRY = {"Retry-After": "1"}
 _AT_ONCE = 1000  # scores that are written at a time
-_FAILED = "The service failed. Its log says why."
 _RECORDED = (422, 429)  # refusals that have a line each in the audit log
 _OPEN = ("/healthz", "/readyz", "/docs", "/openapi.json")
 
@@ -73,12 +72,6 @@ class Query(BaseModel):
     ids: list[_Id] = Field([], min_length=1, max_length=requests.MOST_IDS, examples=[["u1", "u2"]])
     people: list[dict[str, _Cell]] = Field([], min_length=1, max_length=requests.MOST_IDS)
     explain: StrictBool | Literal["columns"] = False
-
-    @model_validator(mode="after")
-    def _have_one(self) -> Self:
-        if bool(self.ids) == bool(self.people):
-            raise ValueError("ids or people")
-        return self
 
 
 class Prediction(BaseModel):
@@ -142,11 +135,13 @@ class _Scoring:
         try:
             try:
                 query = Query.model_validate_json(await call.body())
+                if bool(query.ids) == bool(query.people):
+                    raise UnavailableError(_ONE_OF, "invalid", 422, retry=0)
                 if query.explain:
                     _check_explained(query, service.loaded)
                 ids = query.ids or await _people(query, service.loaded)
                 with self._explaining.counted(caller) if query.explain else nullcontext():
-                    found = await self._scored(name, caller, ids, query.explain)
+                    found = await service.answer(requests.Request(name, caller, ids, query.explain))
                     if found.explain:
                         await self._explaining.run(caller, found.explain)
                 outcome, reply = "answered", await apart(_answer, ids, name, found)
@@ -159,7 +154,7 @@ class _Scoring:
                 reply = _refusal(500, str(error), name)
             except Exception:
                 log.exception("The service failed to answer.")
-                reply = _refusal(500, _FAILED, name)
+                reply = _refusal(500, requests.FAILED, name)
             write = await apart(service.line, ids, name, caller, found, outcome)
             await service.recording.run(caller, write)
         except VflError as error:
@@ -176,27 +171,6 @@ class _Scoring:
             service.metrics.rows.labels(outcome).inc(len(ids))
             service.metrics.request_seconds.observe(time.monotonic() - began)
         return reply
-
-    async def _scored(
-        self, name: str, caller: str, ids: requests.Ids, explain: bool | str
-    ) -> Answers:
-        """Return the scores of a query, or raise `VflError`."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Answers] = loop.create_future()
-
-        def settle(found: Answers | Exception) -> None:
-            if future.done():  # the caller has gone
-                return
-            if isinstance(found, Answers):
-                future.set_result(found)
-            else:
-                future.set_exception(found if isinstance(found, VflError) else VflError(_FAILED))
-
-        def answer(found: Answers | Exception) -> None:
-            loop.call_soon_threadsafe(settle, found)
-
-        await self._service.admit(requests.Request(name, caller, ids, answer, explain))
-        return await future
 
 
 def app_of(service: Service, tokens: Tokens) -> Guard:
@@ -329,8 +303,6 @@ def _sentence(error: ValidationError) -> str:
         return 'explain must be true, false or "columns". Send one of them, or leave it out.'
     if kind in ("greater_than_equal", "less_than"):
         return "A whole number is an id only if it has at most 64 bits. Leave out the others."
-    if kind == "value_error":
-        return 'The body must have exactly one of "ids" and "people". Send {"ids": ["u1", "u2"]}.'
     if kind.startswith("json"):
         return 'The body is not JSON. Send {"ids": ["u1", "u2"]}.'
     return 'The body must be {"ids": [...]}, with at least one whole number or text.'
