@@ -28,8 +28,9 @@ from vfl_flower.models.losses import Loss, own_figures
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.training import load_model, model_arrays
 from vfl_flower.protocol.aggregation import aggregation_of
+from vfl_flower.protocol.batches import row_losses
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
-from vfl_flower.protocol.subsets import Copies, row_losses
+from vfl_flower.protocol.subsets import Copies
 from vfl_flower.transport.messages import Arrays, Upload
 
 _AT_ONCE = 2**14  # rows to evaluate at once, so that hidden units of millions fit in memory

@@ -85,7 +85,7 @@ class Directions:
         if self.size <= _BLOCK:  # a step adds its direction several times
             if self._last[0] != step:
                 self._last = step, [drawn for _, drawn in self._draw(step, tensors)]
-            small = list(zip(blocks(tensors), self._last[1], strict=True))
+            small = list(zip((t.view(-1) for t in tensors), self._last[1], strict=True))
         if self.set.length is not None:
             squares = sum(float(u.square().sum()) for _, u in small or self._draw(step, tensors))
             factor *= self.set.length / squares**0.5
