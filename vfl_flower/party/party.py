@@ -149,7 +149,9 @@ class Party:
 
     def _draw(self, order: messages.TrainOrder, secret: bytes) -> Window:
         """Draw the rows of a window, shared by all parties or the party's own."""
-        owner, secret = (None, b"") if order.coordinated else (self.learner.index, secret)
+        owner = None if order.coordinated else self.learner.index
+        if owner is None or not self.sampling.secret:
+            secret = b""  # the label holder draws the same window
         window = self.sampling.window(owner, order.epoch, order.first, order.steps, secret)
         return window if self.inputs.mask is None else self.inputs.held(window)
 
