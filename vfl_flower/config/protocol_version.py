@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "5052cf81e6780032923451fb7ea13a409ad0aa564091252886643c4ce3058eb4"
+DIGEST = "55ba83cef783b014d855ec730e610e2da02e79c3a93a222a8b3f9e3919cfb41a"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""
