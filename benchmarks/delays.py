@@ -28,7 +28,7 @@ from benchmarks.common import (
     report,
 )
 from strategies.adaptive_window import AdaptiveWindow
-from strategies.party_record import PartyRecord
+from strategies.turns import PartyRecord
 from tests.relay import Relay
 from vfl_flower.launch.processes import reserved_port
 from vfl_flower.transport.local import LocalGrid

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategies.party_record import PartyRecord
+from strategies.turns import PartyRecord
 from vfl_flower.protocol.schedule import Schedule
 
 _PROBES = 1, 8  # steps of the measured windows

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from strategies.party_record import PartyRecord
 from strategies.run import Run
+from strategies.turns import PartyRecord
 from vfl_flower.config import errors
 from vfl_flower.config.logs import log, notice
 from vfl_flower.label_holder.callbacks import Callback

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from strategies.party_record import PartyRecord
 from strategies.run import Run
 from strategies.transcript import verdict
+from strategies.turns import PartyRecord
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.logs import log, notice
 from vfl_flower.config.run_config import RunConfig

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.party_record import PartyRecord
 from strategies.run import Run
+from strategies.turns import PartyRecord
 from vfl_flower.protocol.ends import Arrival
 from vfl_flower.transport.messages import EmbedOrder
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from flwr.app import MetricRecord
 
-from strategies.party_record import PartyRecord, Traffic
-from strategies.step_budget import StepBudget
+from strategies.turns import PartyRecord, StepBudget, Traffic
 from vfl_flower.config.provenance import utc_now
 from vfl_flower.label_holder.metrics import Metrics
 

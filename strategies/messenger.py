@@ -15,9 +15,8 @@ from typing import NamedTuple, TypeVar
 from flwr.app import Message
 
 from strategies.history import History
-from strategies.party_record import PartyRecord, State
-from strategies.step_budget import StepBudget, UnansweredUploads
 from strategies.transcript import Transcript
+from strategies.turns import PartyRecord, State, StepBudget, UnansweredUploads
 from vfl_flower.config import errors
 from vfl_flower.config.logs import log, notice
 from vfl_flower.config.run_config import RunConfig

@@ -13,9 +13,8 @@ from strategies.adaptive_window import AdaptiveWindow
 from strategies.enrolment import Member, check
 from strategies.history import RESULTS, History, metric_record
 from strategies.messenger import Messenger
-from strategies.party_record import FINAL, PartyRecord, State
-from strategies.step_budget import StepBudget, UnansweredUploads
 from strategies.transcript import Transcript
+from strategies.turns import FINAL, PartyRecord, State, StepBudget, UnansweredUploads
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.logs import log, notice
 from vfl_flower.config.provenance import peak_memory_mb, utc_now
@@ -24,8 +23,8 @@ from vfl_flower.data.bins import check_segments
 from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.about_data import data_of
 from vfl_flower.label_holder.callbacks import Callback, RunState, listeners
-from vfl_flower.label_holder.chance import no_better
 from vfl_flower.label_holder.checkpoint import Checkpoint
+from vfl_flower.label_holder.held_out import no_better
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.aggregation import aggregation_of

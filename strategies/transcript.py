@@ -21,15 +21,15 @@ from vfl_flower.config.logs import notice
 from vfl_flower.config.provenance import changed, environment
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.label_holder import LabelHolder
-from vfl_flower.transport.digests import SIZE, digest_of
 from vfl_flower.transport.messages import Arrays, TrainOrder, Turn, Upload
+from vfl_flower.transport.wire import DIGEST, digest_of
 
 Place = tuple[int, int]
 """Number of a party, and of a message to it."""
 
 _ENTRY = np.dtype(
     [(name, "<u4") for name in ("party", "exchange", "group", "steps")]
-    + [("order", f"V{SIZE}"), ("answer", f"V{SIZE}")]
+    + [("order", f"V{DIGEST}"), ("answer", f"V{DIGEST}")]
 )
 
 
@@ -86,18 +86,18 @@ class Transcript:
 
     def ordered(self, party: int, order: Turn) -> None:
         """Note an order before it is sent. Raise `ConfigError` if it differs in a rerun."""
-        place, digest = (party, order.exchange), bytes(SIZE)
+        place, digest = (party, order.exchange), bytes(DIGEST)
         if self.hides:
             digest = digest_of(self._key, order.arrays, order)
         steps = order.steps if isinstance(order, TrainOrder) else 0
         if self.repeats and digest != self._of_then(place)["order"].tobytes():
             raise _difference(place, "The label holder would send another message")
-        self._entries[place] = [0, steps, digest, bytes(SIZE)]
+        self._entries[place] = [0, steps, digest, bytes(DIGEST)]
 
     def answered(self, party: int, upload: Upload) -> None:
         """Note an answer before it is used. Raise `ConfigError` if it differs in a rerun."""
         place = party, upload.exchange
-        digest = bytes(SIZE)
+        digest = bytes(DIGEST)
         if self.hides and not self.masked:
             digest = digest_of(self._key, upload.arrays)
         if self.repeats and digest != self._of_then(place)["answer"].tobytes():

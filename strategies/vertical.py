@@ -20,8 +20,8 @@ from strategies.enrolment import Member, enrol
 from strategies.fresh_embeddings import begin_surrogates, refresh
 from strategies.history import History
 from strategies.messenger import Replies
-from strategies.party_record import FINAL, PartyRecord, State
 from strategies.run import Run
+from strategies.turns import FINAL, PartyRecord, State
 from vfl_flower.config.plugins import load_place
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import with_row_masks

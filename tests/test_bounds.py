@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import vfl_flower
-from strategies.step_budget import StepBudget
+from strategies.turns import StepBudget
 from tests.conftest import Start, of_words
 from tests.party.nodes import asked, refused
 from tests.test_faults import GOES_ON, KEYS, VAFL, ZEROTH, Misbehaving, array, failing, first

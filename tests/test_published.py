@@ -24,7 +24,7 @@ from flwr.app import Message
 from prometheus_client import CollectorRegistry, generate_latest
 
 from strategies import history, run
-from strategies.party_record import Spread
+from strategies.turns import Spread
 from strategies.vertical import strategy_of
 from tests.organisations import cut, small
 from tests.serving import served

@@ -35,7 +35,6 @@ from vfl_flower.results.figures import headline
 from vfl_flower.tools import cli
 from vfl_flower.tools.compare import compare
 from vfl_flower.tools.seeds import repeated
-from vfl_flower.transport.digests import digest_of
 from vfl_flower.transport.messages import (
     CheckpointOrder,
     EmbedOrder,
@@ -45,7 +44,7 @@ from vfl_flower.transport.messages import (
     Turn,
     Upload,
 )
-from vfl_flower.transport.wire import Call
+from vfl_flower.transport.wire import Call, digest_of
 
 EPOCHS = {"epochs": 2, "bottom-hidden": 8, "top-hidden": 8}
 PAIRS: dict[str, dict[str, Any]] = {

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from strategies.callbacks import BestModel
 from strategies.history import History
-from strategies.party_record import State
+from strategies.turns import State
 from strategies.vertical import Vertical, strategy_of
 from tests.conftest import ALL_ROWS, Start, nightly, trained
 from tests.fleet import assert_equals, evaluations, fleet, until

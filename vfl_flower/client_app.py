@@ -1,8 +1,8 @@
 """The Flower ClientApp of a party: one function for each message.
 
-A method of `Party` serves most messages (`_by_party`). `check_order` comes first, and may refuse a
-message. Message "session" brings the others over a stream. To add Flower's mods, make your own
-app: ``app = PartyApp(mods=[...])``.
+A method of `Party` serves most messages (`session.serve`). `check_order` comes first, and may
+refuse a message. Message "session" brings the others over a stream. To add Flower's mods, make
+your own app: ``app = PartyApp(mods=[...])``.
 """
 
 from __future__ import annotations
@@ -177,14 +177,6 @@ def _answer(kind: type[O], serve: Serve[O], message: Message, context: Context) 
                 session.hand_over(context)
 
 
-def _by_party(
-    method: Callable[[Party, O], A], context: Context, order: O, party: Party | None = None
-) -> A:
-    """Have a party, by default as its last message left it, serve an order, and keep its state."""
-    own = session.resume(context) if party is None else Session(context, party)
-    return own.serve(method, order)
-
-
 def _answer_turn(
     message: Message, context: Context, turned: tuple[Session, StackedTurn] | Exception
 ) -> Message:
@@ -193,7 +185,7 @@ def _answer_turn(
         if isinstance(turned, Exception):
             raise turned
         (own, turn), order = turned, turned[1].order
-        upload = own.serve(lambda party, order: turn.upload(), order)
+        upload = session.serve(lambda party, order: turn.upload(), context, order, own)
         if isinstance(order, EvaluateOrder):
             with describe_records(context):
                 _keep_copy(context, order)
@@ -206,14 +198,14 @@ def _answer_turn(
 # --- messages of a run --------------------------------------------------------------------------
 
 
-serves(TrainOrder)(partial(_by_party, Party.train))
-serves(orders.EmbedOrder)(partial(_by_party, Party.embed))
+serves(TrainOrder)(partial(session.serve, Party.train))
+serves(orders.EmbedOrder)(partial(session.serve, Party.embed))
 
 
 @serves(EvaluateOrder)
 def evaluate(context: Context, order: EvaluateOrder) -> Payload:
     """The feedback for the last window in, the embeddings of the test rows out."""
-    payload = _by_party(Party.evaluate, context, order)
+    payload = session.serve(Party.evaluate, context, order)
     _keep_copy(context, order)
     return payload
 
@@ -232,13 +224,13 @@ def restore(context: Context, order: orders.RestoreOrder) -> Payload:
     def go_back(party: Party, order: orders.RestoreOrder) -> Payload:
         return party.restore(order, state.load_copy(context.state, order.number))
 
-    return _by_party(go_back, context, order)
+    return session.serve(go_back, context, order)
 
 
 @serves(orders.CheckpointOrder)
 def checkpoint(context: Context, order: orders.CheckpointOrder) -> Payload:
     """The feedback for the last window in; then write this party's state to its disk."""
-    payload = _by_party(Party.checkpoint, context, order)
+    payload = session.serve(Party.checkpoint, context, order)
     session.save(context, order.number)
     if own := session.current(context):
         own_card.write(context, own.party)
@@ -248,8 +240,8 @@ def checkpoint(context: Context, order: orders.CheckpointOrder) -> Payload:
 @serves(orders.RejoinOrder)
 def rejoin(context: Context, order: orders.RejoinOrder) -> Payload:
     """Go on after a failure, by what the label holder knows."""
-    party = None if context.state else builder.begin(context, order)
-    payload = _by_party(Party.rejoin, context, order, party)
+    own = None if context.state else Session(context, builder.begin(context, order))
+    payload = session.serve(Party.rejoin, context, order, own)
     best, last = (state.copy_there(context.state, each) for each in (order.best, order.last))
     return replace(payload, best=best, last=last)
 
@@ -261,7 +253,7 @@ def rejoin(context: Context, order: orders.RejoinOrder) -> Payload:
 def describe(context: Context, order: orders.DescribeOrder) -> Payload:
     """Begin a run: rows, columns, embedding size and digests of this party."""
     party = builder.begin(context, order)
-    payload = _by_party(Party.describe, context, order, party)
+    payload = session.serve(Party.describe, context, order, Session(context, party))
     if not party.estimator.aggregation.agrees:  # else once all have agreed on these models
         _keep_first(context)
     return payload
@@ -270,7 +262,8 @@ def describe(context: Context, order: orders.DescribeOrder) -> Payload:
 @serves(orders.GrowOrder)
 def grow(context: Context, order: orders.GrowOrder) -> Payload:
     """Begin a run with the model of an earlier run; a new party begins anew."""
-    payload = _by_party(Party.describe, context, order, builder.grow(context, order))
+    own = Session(context, builder.grow(context, order))
+    payload = session.serve(Party.describe, context, order, own)
     session.save(context, 0)
     return payload
 
@@ -285,7 +278,7 @@ def resume(context: Context, order: orders.ResumeOrder) -> Payload:
         context.state[name] = record
     session.rename(context, run)
     keys.forget(context)
-    payload = _by_party(Party.describe, context, order)
+    payload = session.serve(Party.describe, context, order)
     session.save(context, order.number)  # this run's first, should it lose its state
     return replace(payload, checkpoint=number)
 
@@ -303,7 +296,7 @@ def agree(context: Context, order: early.AgreeOrder) -> Payload:
         tags = party.seal.agree(context, order.arrays, party.alike)
         return early.Agreed(party=party.learner.index, parties=party.learner.parties, arrays=tags)
 
-    payload = _by_party(agree, context, order)
+    payload = session.serve(agree, context, order)
     if session.is_new(context):
         _keep_first(context)
     return payload

@@ -15,10 +15,9 @@ from flwr.app import Message
 from strategies.adaptive_window import AdaptiveWindow
 from strategies.history import History
 from strategies.messenger import Messenger
-from strategies.party_record import PartyRecord, State
 from strategies.run import Run
-from strategies.step_budget import StepBudget, UnansweredUploads
 from strategies.transcript import Transcript
+from strategies.turns import PartyRecord, State, StepBudget, UnansweredUploads
 from vfl_flower.config.errors import VflError
 from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.callbacks import Callback

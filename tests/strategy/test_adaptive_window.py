@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from strategies.adaptive_window import AdaptiveWindow, LossJumps
-from strategies.party_record import PartyRecord, State
-from strategies.step_budget import StepBudget
+from strategies.turns import PartyRecord, State, StepBudget
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.launch.engines import run_local
 from vfl_flower.protocol import estimators

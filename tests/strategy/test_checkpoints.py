@@ -9,8 +9,7 @@ import pytest
 
 from strategies.callbacks import PeriodicCheckpoints, callbacks_of
 from strategies.checkpoints import Checkpoints
-from strategies.party_record import PartyRecord, State, Traffic
-from strategies.step_budget import StepBudget
+from strategies.turns import PartyRecord, State, StepBudget, Traffic
 from tests.strategy.parts import LABELS, METRICS, ROWS, SPENT, Parts, Post, Warned
 from vfl_flower.config.provenance import environment
 from vfl_flower.label_holder import checkpoint

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message
 
-from strategies.party_record import FINAL, State
+from strategies.turns import FINAL, State
 from tests.strategy.parts import (
     CHECKPOINT,
     EMBED,

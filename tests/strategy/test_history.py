@@ -8,8 +8,7 @@ import pytest
 from strategies import vertical
 from strategies.enrolment import enrol
 from strategies.history import History
-from strategies.party_record import PartyRecord, Traffic
-from strategies.step_budget import StepBudget
+from strategies.turns import PartyRecord, StepBudget, Traffic
 from tests.strategy.parts import METRICS, SPENT
 from vfl_flower import client_app
 from vfl_flower.data.at_label_holder import load_labels

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, Error, Message
 
-from strategies.party_record import PartyRecord, Spread, State, Traffic
+from strategies.turns import PartyRecord, Spread, State, Traffic
 from strategies.vertical import strategy_of
 from tests.strategy.parts import CHECKPOINT, EMBED, EVALUATE, REJOIN, ROWS, TRAIN, Parts
 from vfl_flower import client_app

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.party_record import FINAL, PartyRecord, Spread, State, Traffic
+from strategies.turns import FINAL, PartyRecord, Spread, State, Traffic
 from tests.strategy.parts import EMBED, EVALUATE, REJOIN, ROWS, TRAIN, record_in
 
 

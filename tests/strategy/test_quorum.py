@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from strategies.party_record import PartyRecord, State
-from strategies.step_budget import StepBudget, UnansweredUploads
+from strategies.turns import PartyRecord, State, StepBudget, UnansweredUploads
 from tests.strategy.parts import EMBED, EVALUATE, TRAIN, arrival, record_in
 from vfl_flower.transport.messages import Turn
 

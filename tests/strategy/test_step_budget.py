@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from strategies.step_budget import StepBudget
+from strategies.turns import StepBudget
 
 
 @given(

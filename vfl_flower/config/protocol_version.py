@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "f64099038e779d78495a49bc23f129e77ab819e99fe33d7c08812599c1cf7b51"
+DIGEST = "71efaabc442184678955f5214c6afcadcc2d5e50e6328559462e8a5853c18d96"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

@@ -24,8 +24,7 @@ from vfl_flower.data.labels import Labels
 from vfl_flower.data.source import signs_in
 from vfl_flower.data.split import background_rows
 from vfl_flower.label_holder.held_out import Evaluated, HeldOut, of_group
-from vfl_flower.label_holder.links import HolderLinks
-from vfl_flower.label_holder.table import Table, WindowTable, own_features
+from vfl_flower.label_holder.table import HolderLinks, Table, WindowTable, own_features
 from vfl_flower.models import losses, rebuilt
 from vfl_flower.models.bottoms import learn_bins
 from vfl_flower.models.losses import loss_of

@@ -169,10 +169,8 @@ def distilled_folder(config: RunConfig) -> Path:
 
 def results_folder(config: RunConfig) -> Path:
     """Return the configured folder, or make a new one under ``runs``; its absolute path."""
-    if config.running.resume:
-        return Path(config.running.resume).expanduser().absolute()
-    if config.running.out:
-        return Path(config.running.out).expanduser().absolute()
+    if named := config.running.resume or config.running.out:
+        return Path(named).expanduser().absolute()
     done = config.task if config.task == "information" else config.strategy
     what = (done, config.data.dataset)  # each may be an import path
     strategy, dataset = (each.rsplit("/", 1)[-1].replace(":", "-") for each in what)

@@ -7,14 +7,16 @@ order, embeds the rows, and uploads the embeddings. `vfl_flower.party.builder` b
 """
 
 import json
+import weakref
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from vfl_flower.config.errors import OutOfStepError, VflError
 from vfl_flower.config.provenance import peak_memory_mb, utc_now
@@ -26,7 +28,6 @@ from vfl_flower.party import about
 from vfl_flower.party.inputs import Inputs
 from vfl_flower.party.learner import Learner
 from vfl_flower.party.limits import Limits
-from vfl_flower.party.memory import InProcess, Origin, PartyLinks, PendingWindow
 from vfl_flower.party.transcript import Transcript
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.aggregation.masks import alike
@@ -34,6 +35,52 @@ from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.codecs.channel import Blocks, Links, check_memory, digest, zeros
 from vfl_flower.transport import messages
 from vfl_flower.transport.messages import Arrays
+
+
+@dataclass(frozen=True)
+class PendingWindow:
+    """A window that the party has uploaded, and that awaits feedback."""
+
+    order: messages.TrainOrder
+    secret: bytes  # seed of the window's rows and embeddings
+    rows: Window  # rows of the window that the party has
+
+
+@dataclass
+class Origin:
+    """The run of a party, and the model that it began with."""
+
+    run: str = ""  # name under which the party saves its states
+    counted_since: str = ""  # Flower run in which the counts of uploads began
+    checkpoint: int = 0  # checkpoint number of the earlier run that the model comes from
+    exchange: int = 0  # number of messages that this earlier model had seen
+    began: str = ""  # in UTC
+    sent: int = 0  # bytes of its answers
+    fresh: int = 0  # uploads of rows apart from training windows
+
+
+class PartyLinks:
+    """A party's uplinks and downlinks, and the surrogates of both by their names in states."""
+
+    def __init__(self, up: Links, down: Links) -> None:
+        self.up, self.down = up, down
+        self.surrogates: dict[str, Tensor] = dict([*up.with_surrogates(), *down.with_surrogates()])
+
+    def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Use these arrays as surrogates, without a copy."""
+        for channel in (*self.up.values(), *self.down.values()):
+            if channel.surrogate is not None:
+                channel.surrogate = torch.from_numpy(arrays[channel.saved])
+                self.surrogates[channel.saved] = channel.surrogate
+
+
+@dataclass
+class InProcess:
+    """Data of a party's last message in this process. Others work without them."""
+
+    model: weakref.ref[Any] | None = None  # record of the state that shares the model's memory
+    stack: Any = None  # `stacked.Stack` in which the party trained last
+    kind: Any = None  # common features of this party and the others of its stack
 
 
 class Party:
@@ -71,6 +118,7 @@ class Party:
         self.seal = self.estimator.aggregation.seal(index, parties)  # None for plain uploads
         self.limits: Limits | None = None  # None without such rules
         self.origin = Origin(began=utc_now())
+        self._key = f"{self.config.training.seed}|up|{index}"  # of a codec's random draws
         self.exchange = 0  # number of the last message served
         self.sampling = learner.sampling
         self.steps = 0  # mini-batches of training, including the pending window
@@ -101,7 +149,9 @@ class Party:
 
     def _draw(self, order: messages.TrainOrder, secret: bytes) -> Window:
         """Draw the rows of a window, shared by all parties or the party's own."""
-        owner, secret = (None, b"") if order.coordinated else (self.learner.index, secret)
+        owner = None if order.coordinated else self.learner.index
+        if owner is None or not self.sampling.secret:
+            secret = b""  # the label holder draws the same window
         window = self.sampling.window(owner, order.epoch, order.first, order.steps, secret)
         return window if self.inputs.mask is None else self.inputs.held(window)
 
@@ -133,17 +183,12 @@ class Party:
         if blocks is None:
             with torch.set_grad_enabled(not self.learner.frozen):
                 blocks = self.estimator.embed(self.learner, order, window)
-        upload = self._upload(self.links.up, blocks, window)
+        upload = self._answer(self.links.up.encode(blocks, window, f"{self._key}|{self.exchange}"))
         if not order.coordinated:
             upload.arrays["ids"] = window.ids
             if self.sampling.secret:
                 upload.arrays["lengths"] = window.lengths
         return upload
-
-    def _upload(self, links: Links, blocks: Blocks, window: Window) -> messages.Upload:
-        """Return the answer with a window's blocks. The message decides a codec's random draws."""
-        key = f"{self.config.training.seed}|up|{self.learner.index}|{self.exchange}"
-        return self._answer(links.encode(blocks, window, key))
 
     def _answer(self, arrays: Arrays) -> messages.Upload:
         """Return an answer. Note its arrays, if any, and mask them if the run has masks."""
@@ -234,7 +279,7 @@ class Party:
         window = Window(ids, np.array([len(ids)], np.int32), distinct=True)
         table = zeros((self.inputs.rows, self.learner.size))
         links = self.estimator.fresh_links(self.links.up, table)
-        return self._upload(links, blocks, window)
+        return self._answer(links.encode(blocks, window, f"{self._key}|{self.exchange}"))
 
     def restore(self, order: messages.RestoreOrder, model: Arrays) -> messages.Upload:
         """Load the model of an earlier evaluation. It trains no more."""

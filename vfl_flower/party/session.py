@@ -19,8 +19,7 @@ from vfl_flower.config.errors import OutOfStepError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.models.training import kept, optimizer_tensors
 from vfl_flower.party import builder, state, state_file
-from vfl_flower.party.memory import PendingWindow
-from vfl_flower.party.party import Party
+from vfl_flower.party.party import Party, PendingWindow
 from vfl_flower.transport import messages
 from vfl_flower.transport.flower_internals import config_record, contents
 from vfl_flower.transport.node import index_and_parties
@@ -47,37 +46,6 @@ class Session:
         self.node_config: Mapping[str, Any] = {}
         self.ahead = self.accepted = self.is_current = False
         self.before: tuple[int, int, PendingWindow | None, int] | None = None
-
-    def continues(self, context: Context) -> bool:
-        """Return whether the party is as the last message of this Context left it."""
-        records, here = contents(context.state), self.party.in_process
-        return (
-            self.scalars is not None
-            and self.scalars is records.get("scalars")
-            and (self.context is context or not self.ahead)
-            and self.context.run_id == context.run_id
-            and self.node_config == context.node_config
-            and here.model is not None
-            and here.model() is records.get("model")
-        )
-
-    def serve(self, method: Callable[[Party, O], A], order: O) -> A:
-        """Have the party serve an order, and keep what has changed, or what it has learned."""
-        try:
-            payload = method(self.party, order)
-            messages.refuse_unused(order.arrays, "was sent")
-            # Orders of other kinds are rare, and some read the state. Masks serve one message each.
-            party, trains = self.party, isinstance(order, messages.TrainOrder | messages.EmbedOrder)
-            shares_memory = self.scalars is not None and party.in_process.model is not None
-            if trains and shares_memory and not party.seal and not party.learner.arrays:
-                self.ahead = True  # the state is written later
-            else:
-                self.write()
-        except BaseException:
-            self.break_off()
-            raise
-        self.before = None
-        return payload
 
     def load(self, context: Context) -> None:
         """Load the state of the last message into the party."""
@@ -169,24 +137,31 @@ def forget(run: int) -> None:
             live.pop(place, None)
 
 
-def _live(context: Context) -> Session | None:
-    node = context.node_config
-    return live.get((node.get("partition-id"), node.get("num-partitions")))
-
-
 def current(context: Context) -> Session | None:
     """Return the session that continues a Context, if this process has it."""
-    session = _live(context)
-    return session if session and session.continues(context) else None
+    node, records = context.node_config, contents(context.state)
+    session = live.get((node.get("partition-id"), node.get("num-partitions")))
+    if session is None or session.scalars is None:
+        return None
+    model = session.party.in_process.model
+    continues = (
+        session.scalars is records.get("scalars")
+        and (session.context is context or not session.ahead)
+        and session.context.run_id == context.run_id
+        and session.node_config == node
+        and model is not None
+        and model() is records.get("model")
+    )
+    return session if continues else None
 
 
 def resume(context: Context) -> Session:
     """Return the session of a node's party, as its last message left it."""
-    session = _live(context)
+    node = context.node_config
+    session = live.get((node.get("partition-id"), node.get("num-partitions")))
     if session and session.before:  # an interrupt has ended the last message
         session.go_back()
-    is_current = session is not None and session.is_current
-    if session is None or not (is_current or session.continues(context)):
+    if session is None or not (session.is_current or current(context)):
         about = state.load_about(context.state)
         if not about:
             raise OutOfStepError("has no state of this run.")
@@ -207,9 +182,35 @@ def resume(context: Context) -> Session:
     return session
 
 
+def serve(
+    method: Callable[[Party, O], A], context: Context, order: O, own: Session | None = None
+) -> A:
+    """Have a party serve an order, and keep what has changed, or what it has learned.
+
+    By default the party is as its last message left it.
+    """
+    own = own or resume(context)
+    try:
+        party, payload = own.party, method(own.party, order)
+        messages.refuse_unused(order.arrays, "was sent")
+        # Orders of other kinds are rare, and some read the state. Masks serve one message each.
+        trains = isinstance(order, messages.TrainOrder | messages.EmbedOrder)
+        shares_memory = own.scalars is not None and party.in_process.model is not None
+        if trains and shares_memory and not party.seal and not party.learner.arrays:
+            own.ahead = True  # the state is written later
+        else:
+            own.write()
+    except BaseException:
+        own.break_off()
+        raise
+    own.before = None
+    return payload
+
+
 def hand_over(context: Context) -> None:
     """Write the state of a node's party, if it is older than the party."""
-    session = _live(context)
+    node = context.node_config
+    session = live.get((node.get("partition-id"), node.get("num-partitions")))
     if session and session.context is context and session.ahead:
         session.write()
 

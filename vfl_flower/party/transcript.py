@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.provenance import changed, environment
-from vfl_flower.transport.digests import SIZE, digest_of
 from vfl_flower.transport.messages import Arrays, Turn
+from vfl_flower.transport.wire import DIGEST, digest_of
 
 _SECRET, _ENTRY = 16, 44  # bytes
 
@@ -47,13 +47,13 @@ class Transcript:
         exchange, secret = order.exchange if order else 0, secrets.token_bytes(_SECRET)
         then = self._of_then(exchange) if self.repeats else b""
         secret = then[4:20] or secret
-        digest = digest_of(secret, order.arrays, order) if order else bytes(SIZE)
+        digest = digest_of(secret, order.arrays, order) if order else bytes(DIGEST)
         if then and then[20:32] != digest:
             raise VflError(
                 f"was sent another message {exchange} than in the run to repeat. The label "
                 "holder's data or environment has changed."
             )
-        self.entries += exchange.to_bytes(4, "little") + secret + digest + bytes(SIZE)
+        self.entries += exchange.to_bytes(4, "little") + secret + digest + bytes(DIGEST)
         return secret
 
     def answered(self, exchange: int, arrays: Arrays) -> None:
@@ -65,7 +65,7 @@ class Transcript:
                 f"would answer message {exchange} otherwise than in the run to repeat, and sends "
                 f"nothing. {changed(self.then.decode()) or same}."
             )
-        self.entries[-SIZE:] = digest
+        self.entries[-DIGEST:] = digest
 
     def _of_then(self, exchange: int) -> bytes:
         if exchange not in self._then:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vfl_flower.config.run_config import RunConfig
+from vfl_flower.models.losses import Loss
+from vfl_flower.protocol.subsets import Copies
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,13 @@ def step_means(values: Tensor, lengths: Sequence[int], divisors: Sequence[int]) 
     whole = steps * max(1, *lengths) == len(values)
     sums = (values.view(steps, -1) if whole else padded_steps(values, lengths)[0]).sum(1)
     return sums / torch.tensor(divisors, dtype=sums.dtype).to(sums.device, non_blocking=True)
+
+
+def row_losses(loss: Loss, outputs: Tensor, labels: Tensor, copies: Copies | None) -> Tensor:
+    """Return row losses [R] from outputs of the rows, [R, C], or of their copies, [R', C]."""
+    if copies is None:
+        return loss.per_row(outputs, labels)
+    return copies.mean(loss.per_row(outputs, labels[copies.rows]))
 
 
 def steps_per_epoch(config: RunConfig, rows: int) -> int:

@@ -16,8 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower.models.losses import Loss
-
 
 @dataclass(frozen=True)
 class Copies:
@@ -37,13 +35,6 @@ class Copies:
     def total(self, values: Tensor) -> Tensor:
         """Return sums over each row's copies, [R, ...], of values [R', ...]."""
         return values.new_zeros(self.of, *values.shape[1:]).index_add_(0, self.rows, values)
-
-
-def row_losses(loss: Loss, outputs: Tensor, labels: Tensor, copies: Copies | None) -> Tensor:
-    """Return row losses [R] from outputs of the rows, [R, C], or of their copies, [R', C]."""
-    if copies is None:
-        return loss.per_row(outputs, labels)
-    return copies.mean(loss.per_row(outputs, labels[copies.rows]))
 
 
 def copies(

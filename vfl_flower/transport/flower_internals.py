@@ -66,18 +66,18 @@ def config_record(scalars: dict[str, Any]) -> ConfigRecord:
     return record
 
 
-def new_message(kind: type[M], node_id: int, message_type: str, ttl: float) -> M:
-    """Return an empty message to a node, as Flower's constructor does, without its checks."""
+def new_message(kind: type[M], node_id: int, message_type: str, ttl: float, /, **content: Any) -> M:
+    """Return a message to a node, as Flower's constructor does, without its checks."""
     task = TaskIdentity
     about = Metadata(
         *(task.run_id, "", task.node_id, node_id, "", "", time.time(), ttl, message_type),
         src_task_id=task.task_id,
     )
-    return _made(kind, about)
+    return _made(kind, about, content)
 
 
-def new_reply(kind: type[M], message: Message) -> M:
-    """Return an empty reply to a message, as Flower's constructor does, without its checks."""
+def new_reply(kind: type[M], message: Message, /, **content: Any) -> M:
+    """Return a reply to a message, as Flower's constructor does, without its checks."""
     order, now = message.metadata, time.time()
     about = Metadata(
         *(order.run_id, "", order.dst_node_id, order.src_node_id, order.message_id),
@@ -85,13 +85,13 @@ def new_reply(kind: type[M], message: Message) -> M:
         src_task_id=order.dst_task_id,
         dst_task_id=order.src_task_id,
     )
-    return _made(kind, about)
+    return _made(kind, about, content)
 
 
-def _made(kind: type[M], about: Metadata) -> M:
+def _made(kind: type[M], about: Metadata, content: Mapping[str, Any]) -> M:
     made = kind.__new__(kind)
     about.delivered_at = ""
-    vars(made).update(_metadata=about, _content=RecordDict(), _error=None)
+    vars(made).update(_metadata=about, _content=RecordDict(), _error=None, **content)
     return made
 
 
@@ -279,9 +279,7 @@ def from_bytes(body: bytes) -> Message:
         parts = _parts_from_proto(proto)
         if parts is None:
             return message_from_proto(proto)
-        made = _made(Framed, metadata_from_proto(proto.metadata))
-        made.payload = parts
-        return made
+        return _made(Framed, metadata_from_proto(proto.metadata), {"payload": parts})
     except Exception:  # whatever protobuf and Flower say of bytes from elsewhere
         raise VflError("a frame that is no Flower message") from None
 

@@ -4,6 +4,7 @@ The scalars of a message travel in a ConfigRecord, its arrays in an ArrayRecord,
 format. Over streams and in process, the records are made only if somebody asks for them.
 """
 
+import hashlib
 import json
 import math
 import re
@@ -14,6 +15,7 @@ from io import BytesIO
 from typing import Any, TypeVar
 
 import numpy as np
+from cryptography.hazmat.primitives.poly1305 import Poly1305
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
@@ -22,7 +24,7 @@ from vfl_flower.config.errors import OutOfStepError, VflError
 from vfl_flower.config.provenance import running
 from vfl_flower.transport import flower_internals
 from vfl_flower.transport.flower_internals import ARRAYS, SCALARS, Parts
-from vfl_flower.transport.messages import MOST, Arrays, Order, Payload, Received
+from vfl_flower.transport.messages import MOST, Arrays, Order, Payload, Received, Turn
 
 P = TypeVar("P", bound=Payload)
 R = TypeVar("R", ArrayRecord, ConfigRecord)
@@ -32,6 +34,8 @@ NUMPY = "numpy.ndarray"  # flower's name for NumPy's file format
 _MOST_ARRAYS = 1024  # with shared labels, a message has three arrays of each party and a few more
 _LONGEST = 128  # letters of a text or a name
 _AXES = 8  # most axes of an array
+DIGEST = 12  # bytes of a digest
+_OF_NO_RESULT = {"arrays", "version", "of_parties", "nonce"}  # fields that no digest covers
 _SAID = 300  # most letters shown of a sentence from the other side
 SAME_VERSION = "Install the same version at both, and restart SuperNode and SuperLink."
 _OLDER = re.compile(r"There is no option '[^']*'\.|was sent a \w+ that has an unknown field")
@@ -72,11 +76,6 @@ class Call(flower_internals.Framed):
         return scalars, found
 
 
-def _call(made: Call, payload: Payload) -> Call:
-    made.payload, made.kind = payload, type(payload)
-    return made
-
-
 def to_message(
     order: Order, node_id: int, ttl: float, call: bool = False, of_parties: int = 0
 ) -> Message:
@@ -88,7 +87,8 @@ def to_message(
         order = replace(order, of_parties=of_parties)
     if not call:
         return Message(flower_internals.to_records(_to_parts(order)), node_id, order.kind, ttl=ttl)
-    return _call(flower_internals.new_message(Call, node_id, order.kind, ttl), order)
+    content = {"payload": order, "kind": type(order)}
+    return flower_internals.new_message(Call, node_id, order.kind, ttl, **content)
 
 
 def read_order(message: Message, kind: type[P], largest: float = MOST) -> P:
@@ -103,7 +103,7 @@ def to_reply(payload: Payload, message: Message) -> Message:
     """Return a party's answer to a message; a `Call`, unless it came by Flower's records."""
     if not isinstance(message, flower_internals.Framed):
         return Message(flower_internals.to_records(_to_parts(payload)), reply_to=message)
-    return _call(flower_internals.new_reply(Call, message), payload)
+    return flower_internals.new_reply(Call, message, payload=payload, kind=type(payload))
 
 
 def to_failure(sentence: str, message: Message, out_of_step: bool = False) -> Message:
@@ -164,7 +164,8 @@ def _read(message: Message, kind: type[P], largest: float) -> P:
     called = type(known) is kind
     if called:
         scalars: Any = {**vars(known)}
-        blocks, size = scalars.pop("arrays"), known.nbytes
+        blocks = scalars.pop("arrays")
+        size = sum([block.nbytes for block in blocks.values()])
     else:
         is_read = isinstance(known, Parts)
         scalars, blocks = known if is_read else _parts_of(message.content, kind)
@@ -220,6 +221,27 @@ def record_of(record: RecordDict, name: str, kind: type[R]) -> R:
     if not isinstance(found, kind):
         raise VflError(f"sent {name!r} as another kind of record than {kind.__name__}.")
     return found
+
+
+# --- digests, by which both sides compare a rerun with the run that it repeats --------------------
+
+
+def digest_of(secret: bytes, arrays: Arrays, order: Turn | None = None) -> bytes:
+    """Return a digest of arrays with names, types and shapes, and of an order's scalars.
+
+    It is a Poly1305 tag, ten times as fast as a hash. Nobody can find two messages with one digest,
+    since both the secret and the digest stay at the side that computes it.
+    """
+    digest = Poly1305(hashlib.sha256(secret).digest())
+    named = sorted(arrays.items())
+    about = [f"{name}|{array.dtype.str}|{array.shape}" for name, array in named]
+    if order is not None:
+        scalars = [f"{name}={of}" for name, of in vars(order).items() if name not in _OF_NO_RESULT]
+        about = [*scalars, order.kind, *about]
+    digest.update("|".join(about).encode())
+    for _, array in named:
+        digest.update(array.tobytes())
+    return digest.finalize()[:DIGEST]
 
 
 # --- many at once --------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ class Directions:
         self.set: DirectionSet = DIRECTIONS.load(config.directions)(self.size)
         self._seeds = secret_generator(b"direction|" + key)
         self._states = np.zeros((0, 4), np.uint64)  # state of the generator for each step
-        self._last: tuple[int, list[Tensor]] = -1, []  # a step that was drawn, if it is small
+        self._last: tuple[int, Sequence[Tensor]] = -1, ()  # a step that was drawn, if it is small
 
     def can_be_stacked(self, steps: int) -> bool:
         """Return whether a stack of so many directions fits into memory and saves time."""
@@ -84,8 +84,11 @@ class Directions:
         small: list[tuple[Tensor, Tensor]] = []
         if self.size <= _BLOCK:  # a step adds its direction several times
             if self._last[0] != step:
-                self._last = step, [drawn for _, drawn in self._draw(step, tensors)]
-            small = list(zip(blocks(tensors), self._last[1], strict=True))
+                drawn = np.empty(self.size, np.float32)
+                bits = np.random.SFC64(_ANY_SEED)
+                self.set.fill(_at(bits, self._states_of(step + 1)[step]), drawn)
+                self._last = step, torch.from_numpy(drawn).split(self.sizes)
+            small = list(zip((t.view(-1) for t in tensors), self._last[1], strict=True))
         if self.set.length is not None:
             squares = sum(float(u.square().sum()) for _, u in small or self._draw(step, tensors))
             factor *= self.set.length / squares**0.5
@@ -93,12 +96,12 @@ class Directions:
             factor = float(np.float32(factor))
         added = 0
         try:
-            for part, drawn in small or self._draw(step, tensors):
-                part.add_(drawn.to(part.device, non_blocking=True), alpha=factor)
+            for part, u in small or self._draw(step, tensors):
+                part.add_(u.to(part.device, non_blocking=True), alpha=factor)
                 added += 1
         except BaseException:  # an interrupt too must not leave half a step
-            for part, drawn in islice(small or self._draw(step, tensors), added):
-                part.sub_(drawn.to(part.device, non_blocking=True), alpha=factor)
+            for part, u in islice(small or self._draw(step, tensors), added):
+                part.sub_(u.to(part.device, non_blocking=True), alpha=factor)
             raise
 
     def _draw(self, step: int, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -22,7 +22,7 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models import passes
 from vfl_flower.models.losses import Loss, penalty
 from vfl_flower.protocol import server_update
-from vfl_flower.protocol.batches import Joint, Window, step_means
+from vfl_flower.protocol.batches import Joint, Window, row_losses, step_means
 from vfl_flower.protocol.codecs.channel import Blocks, Links, of_steps
 from vfl_flower.protocol.directions.differences import (
     descend,
@@ -34,7 +34,6 @@ from vfl_flower.protocol.directions.window import Directions
 from vfl_flower.protocol.ends import Arrival, HolderEnd, PartyEnd, Reading
 from vfl_flower.protocol.estimators.base import Estimator
 from vfl_flower.protocol.privacy.noise import clipped_noisy_means
-from vfl_flower.protocol.subsets import row_losses
 from vfl_flower.transport.messages import LARGEST, TrainOrder
 
 Pair = tuple[Tensor, Tensor]  # embeddings [R, E] at w + mu u, and at w or w - mu u

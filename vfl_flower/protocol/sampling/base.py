@@ -54,28 +54,23 @@ class Sampling:
         party : number of the party; ``None`` for the order that all parties share.
         secret : the party's secret, if the scheme is `secret` and parties do not share rows.
         """
-        order = self._order(party, epoch)
-        ids = order[first * self.batch : (first + steps) * self.batch]
-        lengths = np.full(steps, self.batch, np.int32)
-        lengths[-1] = len(ids) - self.batch * (steps - 1)
-        lengths.flags.writeable = False  # windows are shared
-        return Window(ids, lengths, self.batch >= self.rows, distinct=True)
-
-    def _order(self, party: int | None, epoch: int) -> NDArray[np.int32]:
-        """Return the order of an epoch; feedback may still need the previous epoch's."""
         whole = self.batch >= self.rows  # one batch of all rows needs no order
+        # Feedback may still need the order of the previous epoch.
         kept, key = self._orders.setdefault(party, {}), 0 if whole else epoch
         if key not in kept:
             order = np.arange(self.rows, dtype=np.int32)
             if not whole:
                 stream = 0 if party is None else party + 1
-                seed = self.config.training.seed
-                np.random.default_rng([seed, 1, stream, epoch]).shuffle(order)
+                np.random.default_rng([self.config.training.seed, 1, stream, epoch]).shuffle(order)
             order.flags.writeable = False
             kept[key] = order
             while len(kept) > 2:
                 del kept[next(iter(kept))]
-        return kept[key]
+        ids = kept[key][first * self.batch : (first + steps) * self.batch]
+        lengths = np.full(steps, self.batch, np.int32)
+        lengths[-1] = len(ids) - self.batch * (steps - 1)
+        lengths.flags.writeable = False  # windows are shared
+        return Window(ids, lengths, whole, distinct=True)
 
     def divisors(self, lengths: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return the divisor of the sum over each step's rows, [S]: here their number."""

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from vfl_flower.models import passes
 from vfl_flower.models.training import autocast, step_along, trained
-from vfl_flower.protocol.batches import joined, step_means
+from vfl_flower.protocol.batches import joined, row_losses, step_means
 from vfl_flower.protocol.directions.differences import descend, differences, values_of_pairs
 from vfl_flower.protocol.privacy.noise import clipped_noisy_means
 from vfl_flower.protocol.server_update.base import ServerUpdate, TopBatches
-from vfl_flower.protocol.subsets import row_losses
 
 
 class ByGradient(ServerUpdate):
