@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
@@ -187,6 +188,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read other clocks in little time, to less than a second; tests may run without bytecode."""
     monkeypatch.setattr(network, "_APART", 0.001)
     monkeypatch.setattr(machine, "compiled_modules", lambda: Finding("bytecode", OK, ""))
+    without = SimpleNamespace(about=machine.about, left_over=lambda roles: [])  # processes are slow
+    monkeypatch.setattr("vfl_flower.tools.doctor.examine.machine", without)
 
 
 @pytest.fixture

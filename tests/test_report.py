@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import vfl_flower.results.report
-from tests.conftest import ALL_ROWS, Start, of_words
+from tests.conftest import ALL_ROWS, Start, of_words, undrawn
 from vfl_flower.config.run_config import KEYS
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.results.charts import COLOURS
@@ -57,6 +57,13 @@ def test_the_parties_traffic_adds_up_to_the_run_s(run: Start, keys: dict[str, An
     for key in ("exchanges", "bytes_up", "bytes_down", "evaluation_bytes"):
         assert sum(each[key] for each in by_party) == finished.summary[key], key
     assert (finished.summary["bytes_up"] > 0) == (keys["strategy"] != "centralised")
+    if keys["strategy"] == "split-nn":
+        assert [each["staleness"] for each in by_party] == [{"mean": 0, "most": 0}] * 3
+
+
+def test_staleness_is_the_others_turns(run: Start) -> None:
+    in_turn = run(3, {**QUICK, "strategy": "vafl"}).summary["by_party"]  # no delays: 0, 1, 2, 0, ..
+    assert [each["staleness"]["mean"] for each in in_turn] == [0, 5, 10]
 
 
 def test_replies_took_the_virtual_seconds_that_were_drawn(run: Start) -> None:
@@ -68,13 +75,6 @@ def test_replies_took_the_virtual_seconds_that_were_drawn(run: Start) -> None:
         expected = {"mean": np.mean(drawn), "most": np.max(drawn)}
         assert each["reply_virtual_seconds"] == pytest.approx(expected, abs=1e-5)
         assert 0 < each["reply_seconds"]["mean"] <= each["reply_seconds"]["most"] < 60
-
-
-def test_staleness_is_zero_in_step_and_the_others_turns_out_of_it(run: Start) -> None:
-    together = run(3, {**QUICK, "strategy": "split-nn"}).summary["by_party"]
-    assert [each["staleness"] for each in together] == [{"mean": 0, "most": 0}] * 3
-    in_turn = run(3, {**QUICK, "strategy": "vafl"}).summary["by_party"]  # no delays: 0, 1, 2, 0, ..
-    assert [each["staleness"]["mean"] for each in in_turn] == [0, 5, 10]
 
 
 # --- the page -----------------------------------------------------------------------------------
@@ -109,6 +109,11 @@ class Page:
     def tiles(self) -> dict[str, str]:
         """The figures on top of the page, by label."""
         return {"".join(tile[0].itertext()): tile[1].text or "" for tile in self.all("dl")[0]}
+
+    @property
+    def tips(self) -> list[str]:
+        """What the points of charts say."""
+        return ["".join(each.itertext()) for each in self.all("circle")]
 
     def rings(self, chart: str) -> list[tuple[float, float]]:
         """How far right and how far up the rings of a chart are."""
@@ -154,7 +159,8 @@ def left(folder: Path, evaluations: int = 3, scale: float = 1, **summary: Any) -
 
 
 def test_the_page_of_a_run_tells_its_figures(run: Start) -> None:
-    finished = run(3, {**QUICK, "strategy": "vafl", "delay": "poisson", "party-lr": 0.05})
+    keys = {**QUICK, "epochs": 3, "validation-fraction": 0.2, "party-lr": 0.05}
+    finished = run(3, {**keys, "strategy": "vafl", "delay": "poisson"})
     summary = finished.summary
     page = Page(report([finished.folder]))
     assert page.all("title")[0].text == page.all("h1")[0].text == "vafl on breast-cancer"
@@ -172,9 +178,16 @@ def test_the_page_of_a_run_tells_its_figures(run: Start) -> None:
                 assert float(row[f"{column}, {of}"]) == pytest.approx(each[key][of], rel=0.01)
     assert "No epsilon: no noise was added to what was sent." in page.text
     assert page.table("item")["code digest"]["value"] == summary["code"][:16]
-    # Accuracy, and both losses, against epochs, exchanges, megabytes, seconds, virtual seconds.
-    # Then five curves of the assessment, each with an edge of its band or a second line.
-    assert len(page.lines()) == 5 * (1 + 2) + 5 * 2
+    # Two accuracies and three losses, against epochs, exchanges, megabytes, seconds, virtual
+    # seconds. Then five curves of the assessment, each with an edge of its band or a second line.
+    assert len(page.lines()) == 5 * (2 + 3) + 5 * 2
+    best = summary["best_epoch"]
+    assert tiles["best epoch"] == f"{best:g} of {summary['epochs']:g}"
+    assert [each for each in page.table("epochs") if "best" in each] == [f"best: {best:g}"]
+    [entry] = [each for each in finished.history if each["epoch"] == best]
+    tips = page.tips
+    for kind, key in (("test", "test"), ("validation", "validation"), ("training", "train")):
+        assert f"{kind}: {entry[f'{key}_loss']:.4g} at {best:.4g}, the best epoch" in tips
 
 
 DELAYS = {
@@ -235,7 +248,7 @@ def test_curves_are_drawn_to_scale(tmp_path: Path) -> None:
     assert (y3 - y1) / (y2 - y1) == pytest.approx((1 / 3) / (1 / 4), abs=0.02)
     assert [y for _, y in second] == [y1, y2, y3]
     assert second[0][0] == x2  # twice as many
-    tips = ["".join(each.itertext()) for each in page.all("circle")]
+    tips = page.tips
     assert "vafl, a: 0.5 at 3" in tips and "vafl, b: 0.75 at 12" in tips  # megabytes
     said = [each.attrib["aria-label"] for each in page.all("svg") if "role" in each.attrib]
     assert said[0].startswith("test accuracy against exchanges. ")
@@ -247,21 +260,24 @@ def test_curves_are_drawn_to_scale(tmp_path: Path) -> None:
     assert apart == pytest.approx([apart[0]] * 3, abs=0.2)  # three powers of ten, everywhere
 
 
-def test_runs_are_compared_and_equal_names_told_apart(tmp_path: Path) -> None:
-    folders = [left(tmp_path / name, **more) for name, more in COMPARED.items()]
-    page = Page(report(folders))
-    table = page.table("run", "test accuracy")
-    assert list(table) == ["vafl, a", "vafl, b", "dpzv"]
-    assert table["dpzv"]["epsilon"] == "1.5" and table["vafl, a"]["epsilon"] == "–"
-    assert table["vafl, b"]["MB up"] == "12"
-    assert len(page.points("test accuracy against seconds")) == 3
-
-
 COMPARED: dict[str, dict[str, Any]] = {
     "a": {},
     "b": {"scale": 2},
     "c": {"strategy": "dpzv", "epsilon": 1.5, "delta": 1e-3},
+    "d": {"strategy": "centralised", "scale": 0},
 }
+
+
+def test_runs_are_compared_and_what_sends_nothing_is_a_level(tmp_path: Path) -> None:
+    page = Page(report([left(tmp_path / name, **more) for name, more in COMPARED.items()]))
+    table = page.table("run", "test accuracy")
+    assert list(table) == ["vafl, a", "vafl, b", "dpzv", "centralised"]  # equal names differ
+    assert table["dpzv"]["epsilon"] == "1.5" and table["vafl, a"]["epsilon"] == "–"
+    assert table["vafl, b"]["MB up"] == "12"
+    assert len(page.points("test accuracy against exchanges")) == 3
+    assert len(page.points("test accuracy against seconds")) == 4
+    levels = [each for each in page.lines() if each.get("stroke-dasharray") == LEVEL]
+    assert len(levels) == 4  # accuracy and loss, against exchanges and megabytes
 
 
 @of_words
@@ -271,16 +287,6 @@ def test_a_comparison_s_runs_have_its_titles_and_order(tmp_path: Path) -> None:
     (tmp_path / "compare.json").write_text(json.dumps({"vafl": {}, "small steps": {}}))
     assert [each.title for each in read([tmp_path])] == ["vafl", "small steps", "failed"]
     assert "after 3 epochs: It broke." in Page(report([tmp_path])).text
-
-
-def test_what_sends_nothing_is_a_level(tmp_path: Path) -> None:
-    page = Page(
-        report([left(tmp_path / "a"), left(tmp_path / "b", scale=0, strategy="centralised")])
-    )
-    assert len(page.points("test accuracy against exchanges")) == 1
-    assert len(page.points("test accuracy against seconds")) == 2
-    levels = [each for each in page.lines() if each.get("stroke-dasharray") == LEVEL]
-    assert len(levels) == 4  # accuracy and loss, against exchanges and megabytes
 
 
 def _level(page: Page, chart: str) -> float:
@@ -304,8 +310,7 @@ def test_a_level_is_the_figure_of_the_restored_model(tmp_path: Path, seeds: bool
     said = next(each.attrib["aria-label"] for each in page.all("svg") if "role" in each.attrib)
     assert ("frozen: 0.5." if seeds else "frozen: 0.5 at the best epoch.") in said
     assert "vafl: 0.8333 at the end" in said
-    tips = ["".join(each.itertext()) for each in page.all("circle")]
-    assert any(each.startswith("frozen: 0.5 at 0") for each in tips)
+    assert any(each.startswith("frozen: 0.5 at 0") for each in page.tips)
     without = {key: each for key, each in summary.items() if key not in of_best}
     (restored / "summary.json").write_text(json.dumps(without))
     page = Page(report([moving, restored]))
@@ -384,7 +389,9 @@ def test_attacks_of_an_audit_are_there(tmp_path: Path) -> None:
     assert not page.all("img")  # the picture shows rows, which are nobody else's business
 
 
-def test_nothing_from_a_file_becomes_part_of_the_page_s_code(tmp_path: Path) -> None:
+def test_nothing_from_a_file_becomes_part_of_the_page_s_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = ("strategy", "dataset", "failure", "epsilon_protects", "engine", "schedule", "code")
     hostile: dict[str, Any] = dict.fromkeys(texts, HOSTILE)
     hostile |= {"parties": HOSTILE, "epochs": HOSTILE, "exchanges": 5, "epsilon": 1.0}
@@ -396,7 +403,10 @@ def test_nothing_from_a_file_becomes_part_of_the_page_s_code(tmp_path: Path) -> 
     attack = dict.fromkeys(("attack", "attacker", "measure", "success"), HOSTILE)
     (folder / "audit.json").write_text(json.dumps({"attacks": [attack, HOSTILE]}))
     other = left(tmp_path / "b", **{**hostile, "failure": None, "failed_parties": [HOSTILE]})
+    svg = curves.svg
     for folders in ([folder], [other], [folder, other]):
+        # Only the last page is drawn, since its charts name both runs.
+        monkeypatch.setattr(curves, "svg", svg if len(folders) > 1 else undrawn)
         page = Page(report(folders))
         assert not page.all("script") and not page.all("img")
         assert page.text.count("alert('1')") >= 10
@@ -411,8 +421,14 @@ def test_characters_that_are_no_text_are_not_on_the_page(tmp_path: Path) -> None
     assert page.text.count("a\ufffdb\ufffd[2Jc\ufffdd") >= 4
 
 
-def test_the_page_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
-    page = Page(report([left(tmp_path / "a")]))
+def test_the_page_loads_and_runs_nothing_and_has_headers_and_texts(tmp_path: Path) -> None:
+    party = {"party": 0, "exchanges": 1, "bytes_up": 2, "bytes_down": 3}
+    page = Page(report([left(tmp_path / "a", by_party=[party]), left(tmp_path / "b")]))
+    for table in page.all("table"):
+        assert {each.attrib["scope"] for each in table.iter("th")} == {"col", "row"}
+        assert {each[0].tag for each in table.iter("tr")} == {"th"}
+    for drawn in page.all("svg"):
+        assert drawn.attrib.get("aria-label") or drawn.attrib.get("aria-hidden") == "true"
     assert {each.tag for each in page.root.iter()}.isdisjoint({"script", "link", "iframe", "img"})
     attributes = [(key, value) for each in page.root.iter() for key, value in each.attrib.items()]
     assert not [each for each in attributes if each[0] in ("src", "href") or "://" in each[1]]
@@ -421,16 +437,6 @@ def test_the_page_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
     style = b64encode(sha256((page.all("style")[0].text or "").encode()).digest()).decode()
     assert policy[0].startswith(f"default-src 'none'; style-src 'sha256-{style}';")
     assert not [each for each in attributes if each[0] == "style" or "url(" in each[1]]
-
-
-def test_every_table_has_headers_and_every_picture_a_text(tmp_path: Path) -> None:
-    party = {"party": 0, "exchanges": 1, "bytes_up": 2, "bytes_down": 3}
-    page = Page(report([left(tmp_path / "a", by_party=[party]), left(tmp_path / "b")]))
-    for table in page.all("table"):
-        assert {each.attrib["scope"] for each in table.iter("th")} == {"col", "row"}
-        assert {each[0].tag for each in table.iter("tr")} == {"th"}
-    for drawn in page.all("svg"):
-        assert drawn.attrib.get("aria-label") or drawn.attrib.get("aria-hidden") == "true"
 
 
 ALL = "Finished: ", "all 2 runs."
@@ -486,25 +492,12 @@ def test_the_best_epoch_is_marked_and_validation_stands_beside_training_and_test
     assert len(losses) == 3
     for line, ring in zip(losses, page.rings("loss against epochs"), strict=True):
         assert ring == pytest.approx(line[1], abs=0.1)
-    tips = ["".join(each.itertext()) for each in page.all("circle")]
+    tips = page.tips
     assert "validation: 0.2 at 2, the best epoch" in tips and "test: 2 at 1" in tips
     assert "best epoch (2) by validation loss" in page.text
     figures = page.table("epochs")
     assert list(figures) == ["1", "best: 2", "3", "4"]
     assert figures["best: 2"]["validation loss"] == "0.2000"
-
-
-def test_the_page_marks_the_epoch_that_the_summary_names(run: Start) -> None:
-    keys = {"dataset": "breast-cancer", "strategy": "vafl", "epochs": 6, "window": 5}
-    finished = run(2, keys)
-    best = finished.summary["best_epoch"]
-    page = Page(report([finished.folder]))
-    assert page.tiles["best epoch"] == f"{best:g} of {finished.summary['epochs']:g}"
-    assert [each for each in page.table("epochs") if "best" in each] == [f"best: {best:g}"]
-    [entry] = [each for each in finished.history if each["epoch"] == best]
-    tips = ["".join(circle.itertext()) for circle in page.all("circle")]
-    for kind, key in (("test", "test"), ("validation", "validation"), ("training", "train")):
-        assert f"{kind}: {entry[f'{key}_loss']:.4g} at {best:.4g}, the best epoch" in tips
 
 
 @pytest.mark.parametrize("summary", [{"finished": False}, {"failure": "Ctrl-C ended the run."}])
@@ -644,29 +637,25 @@ def test_a_comparison_fits_eighty_columns(tmp_path: Path, monkeypatch: pytest.Mo
 # --- the command --------------------------------------------------------------------------------
 
 
-@pytest.mark.nightly
 @of_words
-def test_an_earlier_report_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = left(tmp_path / "a", failure="\ud800 is no character")
-    (folder / "report.html").write_text("earlier")
-    assert main(["report", str(folder)]) == 0
-    assert capsys.readouterr().out == f"report: {folder / 'report.html'}\n"
-    assert "vafl on digits" in (folder / "report.html").read_text(encoding="utf-8")
-    assert main(["report", str(folder), "--out", str(tmp_path / "page.html")]) == 0
-    assert (tmp_path / "page.html").read_bytes() == (folder / "report.html").read_bytes()
-
-
-@of_words
-def test_a_page_of_several_runs_leaves_that_of_the_first(
+def test_an_earlier_report_of_the_same_runs_is_replaced_and_no_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = tmp_path / "runs"
-    first, second = left(runs / "a"), left(runs / "deep" / "b", strategy="dpzv")
-    (first / "report.html").write_text("of the first run")
+    runs, out = tmp_path / "runs", tmp_path / "page.html"
+    first = left(runs / "a", failure="\ud800 is no character")
+    second = left(runs / "deep" / "b", strategy="dpzv")
+    (first / "report.html").write_text("earlier")
     assert main(["report", str(first), str(second)]) == 0
     assert capsys.readouterr().out == f"report: {runs / 'report.html'}\n"
-    assert (first / "report.html").read_text() == "of the first run"
+    assert (first / "report.html").read_text() == "earlier"
     assert list(Page((runs / "report.html").read_text()).table("run")) == ["vafl", "dpzv"]
+    assert main(["report", str(first)]) == 0
+    assert capsys.readouterr().out == f"report: {first / 'report.html'}\n"
+    assert "vafl on digits" in (first / "report.html").read_text(encoding="utf-8")
+    assert main(["report", str(first), "--out", str(out)]) == 0
+    assert out.read_bytes() == (first / "report.html").read_bytes()
+    assert main(["report", str(first), "--out", str(tmp_path / "none" / "page.html")]) == 1
+    assert "cannot be written" in capsys.readouterr().err
 
 
 @of_words
@@ -707,12 +696,3 @@ def test_a_folder_of_no_run_is_one_sentence(
     sentence = capsys.readouterr().err
     assert cause in sentence and sentence.count("\n") == 1 and str(tmp_path) in sentence
     assert not (tmp_path / "report.html").exists()
-
-
-@of_words
-def test_a_page_that_cannot_be_written_is_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    left(tmp_path / "a")
-    assert main(["report", str(tmp_path / "a"), "--out", str(tmp_path / "none" / "page.html")]) == 1
-    assert "cannot be written" in capsys.readouterr().err
