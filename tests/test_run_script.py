@@ -39,7 +39,7 @@ class Deployed:
         for each in (self.runs, self.folder, self.bin):
             each.mkdir()
         self.write("flwr", FLWR)
-        self.write("sleep", "#!/bin/sh\nexec /bin/sleep 0.05\n")
+        self.write("sleep", "#!/bin/sh\nexec /bin/sleep 0.02\n")
         self.write("python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
         (self.runs / "up").touch()
         self.scripts: list[subprocess.Popen[str]] = []
@@ -186,9 +186,17 @@ def test_a_superlink_that_does_not_answer_for_a_while_ends_no_script(deployed: D
     text = said(script)
     assert script.returncode == 0 and text.count("It is asked again") == 1
     assert "Run run-1: finished:completed" in text
+    script = deployed.start("task='serve'")
+    deployed.follows("run-2")
+    (deployed.runs / "up").unlink()
+    deployed.end("run-2", "no answer")
+    until(lambda: deployed.calls.count(listed.replace("run-1", "run-2")) >= 2, 30)
+    script.terminate()  # which ends it at any time
+    said(script)
+    assert script.returncode == 143 and "stop run-2 vfl" in deployed.calls
 
 
-def test_a_script_says_who_has_stopped_its_run(deployed: Deployed) -> None:
+def test_a_script_says_who_has_stopped_its_run_or_that_it_is_lost(deployed: Deployed) -> None:
     for number, status in enumerate(("finished:stopped", "finished:failed"), 1):
         script = deployed.start("task='train'")
         deployed.follows(f"run-{number}")
@@ -196,24 +204,10 @@ def test_a_script_says_who_has_stopped_its_run(deployed: Deployed) -> None:
         text = said(script)
         assert f"Run run-{number}: {status}" in text and script.returncode == 1
         assert ("The label holder has ended it by `flwr stop`" in text) == (number == 1)
-
-
-def test_a_run_that_the_superlink_has_lost_ends_the_script(deployed: Deployed) -> None:
-    script = deployed.start("task='serve'")
-    deployed.follows("run-1")
-    (deployed.runs / "run-1").unlink()
-    assert "Run run-1: lost" in said(script) and script.returncode == 1
-
-
-def test_sigterm_ends_a_script_while_the_superlink_is_away(deployed: Deployed) -> None:
-    script = deployed.start("task='serve'")
-    deployed.follows("run-1")
-    (deployed.runs / "up").unlink()
-    deployed.end("run-1", "no answer")
-    until(lambda: sum(each.startswith("list") for each in deployed.calls) >= 2, 30)
-    script.terminate()
-    said(script)
-    assert script.returncode == 143 and "stop run-1 vfl" in deployed.calls
+    script = deployed.start("task='train'")
+    deployed.follows("run-3")
+    (deployed.runs / "run-3").unlink()
+    assert "Run run-3: lost" in said(script) and script.returncode == 1
 
 
 def test_a_run_that_does_not_start_is_told(deployed: Deployed) -> None:
