@@ -61,27 +61,29 @@ def engine(tmp_path: Path) -> str:
 # --- options ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("line", ["run", "compare vafl", "audit --strategy vafl", "run --engine x"])
 def test_what_cannot_begin_leaves_no_folder(
-    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    refused([*line.split(), "--parties", "0", "--out", str(tmp_path / "out")], capsys)
-    assert not (tmp_path / "out").exists()
+    for line in ("run", "compare vafl", "audit --strategy vafl", "run --engine x"):
+        refused([*line.split(), "--parties", "0", "--out", str(tmp_path / "out")], capsys)
+        assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("key", ["resume", "task", "model"])
 def test_what_trains_anew_neither_resumes_nor_predicts(
-    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keys = {key: "predict" if key == "task" else str(tmp_path)}
     sentences = "An audit trains anew what it attacks: ", "A comparison trains every run anew: "
-    for command, sentence in zip((["audit", "--strategy"], ["compare"]), sentences, strict=True):
-        words = [*command, "vafl", "-c", f"{key}='{keys[key]}'"]
-        assert refused(words, capsys).startswith(f"{sentence}leave task, ")
-    with pytest.raises(ConfigError, match="trains anew"):
-        audit(2, {"strategy": "vafl", **keys})
-    with pytest.raises(ConfigError, match="every run anew"):
-        compare(2, {}, [{"strategy": "vafl", **keys}], 0.9)
+    for key in ("resume", "task", "model"):
+        keys = {key: "predict" if key == "task" else str(tmp_path)}
+        for command, sentence in zip(
+            (["audit", "--strategy"], ["compare"]), sentences, strict=True
+        ):
+            words = [*command, "vafl", "-c", f"{key}='{keys[key]}'"]
+            assert refused(words, capsys).startswith(f"{sentence}leave task, ")
+        with pytest.raises(ConfigError, match="trains anew"):
+            audit(2, {"strategy": "vafl", **keys})
+        with pytest.raises(ConfigError, match="every run anew"):
+            compare(2, {}, [{"strategy": "vafl", **keys}], 0.9)
     assert not list(tmp_path.iterdir())
 
 
@@ -119,17 +121,17 @@ def test_a_run_that_is_to_terminate_ends_by_an_exception_so_that_its_processes_e
 # --- help and listing ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_each_command_fits_a_terminal_and_has_examples(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert main([command, "--help"]) == 0
-    text = capsys.readouterr().out
-    assert "…" not in text
-    examples = text.partition("examples:")[2].splitlines()
-    assert any(line.strip().startswith(f"vfl {command} ") for line in examples)
-    assert all(line.count('"') % 2 == 0 for line in examples)  # none is broken
+    for command in COMMANDS:
+        assert main([command, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert "…" not in text
+        examples = text.partition("examples:")[2].splitlines()
+        assert any(line.strip().startswith(f"vfl {command} ") for line in examples)
+        assert all(line.count('"') % 2 == 0 for line in examples)  # none is broken
 
 
 @pytest.mark.one_by_day
@@ -152,6 +154,8 @@ def test_what_answers_at_once_waits_for_no_heavy_import(words: str, light: bool)
 
 
 def test_help_lists_commands_by_what_a_user_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith(f"vfl-flower {version('vfl-flower')}, flwr ")
     assert main(["run", "--help"]) == 0
     of_run = capsys.readouterr().out
     assert all(f"{engine}: " in of_run for engine in ENGINES.known)
@@ -163,11 +167,6 @@ def test_help_lists_commands_by_what_a_user_does(capsys: pytest.CaptureFixture[s
     assert titles == ["Train", "Use a model", "Judge a model", "Operate"]
     for title, command in zip(titles, ("run", "predict", "report", "doctor"), strict=True):
         assert f"│ {command} " in panels[titles.index(title)]
-
-
-def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith(f"vfl-flower {version('vfl-flower')}, flwr ")
 
 
 def test_a_system_may_follow_run(
@@ -288,7 +287,7 @@ def read_by_flower(command: list[str], option: str) -> dict[str, Any]:
     return parse_config_args([command[command.index(option) + 1]])
 
 
-def test_any_run_configuration_reaches_flower_as_it_is(
+def test_any_configuration_reaches_flower_as_it_is(
     superlink: SuperLink, started: list[list[str]], tmp_path: Path
 ) -> None:
     superlink.submit(ODD, 2, tmp_path / "log")
@@ -297,23 +296,12 @@ def test_any_run_configuration_reaches_flower_as_it_is(
     read = read_by_flower(started[0], "--run-config")
     assert read == sent
     assert [type(read[key]) for key in ODD] == [type(value) for value in ODD.values()]
-
-
-def test_any_node_configuration_reaches_its_supernode_as_it_is(
-    superlink: SuperLink, started: list[list[str]], tmp_path: Path
-) -> None:
-    (tmp_path / "supernode-1").touch()  # else its key would be registered
-    own = {"file": '😀/it\'s "mine".csv', "id": "back\\slash", "stream": True, "share": 0.5}
-    with superlink.supernode(1, 3, own):
-        read = read_by_flower(started[0], "--node-config")
-    assert read == {**own, "partition-id": 1, "num-partitions": 3}
-
-
-def test_the_app_that_runs_has_every_key_and_no_code(
-    superlink: SuperLink, started: list[list[str]], tmp_path: Path
-) -> None:
-    superlink.submit({}, 2, tmp_path / "log")
-    [file] = Path(started[0][2]).iterdir()
+    [file] = Path(started[0][2]).iterdir()  # the app has every option and no code
     content = tomllib.loads(file.read_text(encoding="utf-8"))
     assert content["project"]["name"] == "vfl-app"
     assert content["tool"]["flwr"]["app"]["config"] == flower_defaults()
+    (tmp_path / "supernode-1").touch()  # else its key would be registered
+    own = {"file": '😀/it\'s "mine".csv', "id": "back\\slash", "stream": True, "share": 0.5}
+    with superlink.supernode(1, 3, own):
+        read = read_by_flower(started[1], "--node-config")
+    assert read == {**own, "partition-id": 1, "num-partitions": 3}

@@ -49,12 +49,26 @@ def ran(*words: str | Path, folder: Path = CHECKOUT) -> subprocess.CompletedProc
 # --- images -------------------------------------------------------------------------------------
 
 
-def test_the_linter_finds_nothing_in_the_dockerfile(tmp_path: Path) -> None:
-    found = ran("hadolint", DEPLOY / "Dockerfile")
+MEANT = "--exclude=SC1007,SC2174"  # `CDPATH= cd`, and `mkdir -p -m`: the umask protects parents
+LINTED: dict[str, tuple[list[str], list[Path], str]] = {
+    "Dockerfile": (
+        *(["hadolint"], [DEPLOY / "Dockerfile"], "FROM python:latest\nRUN cd /x\nCMD python\n"),
+    ),
+    "bad.sh": (
+        *(["shellcheck", MEANT], sorted(DEPLOY.glob("*.sh")), "#!/bin/bash\nrm -rf $1/*\n"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LINTED)
+def test_a_linter_finds_nothing_in_the_dockerfile_and_the_scripts(
+    name: str, tmp_path: Path
+) -> None:
+    linter, files, text = LINTED[name]
+    found = ran(*linter, *files)
     assert found.returncode == 0, found.stdout
-    bad = tmp_path / "Dockerfile"
-    bad.write_text("FROM python:latest\nRUN cd /x\nCMD python\n")
-    assert ran("hadolint", bad).returncode != 0  # the control
+    (tmp_path / name).write_text(text)
+    assert ran(*linter, tmp_path / name).returncode != 0  # the control
 
 
 def test_an_image_is_pinned_installed_by_hashes_and_runs_as_no_root() -> None:
@@ -80,16 +94,6 @@ def test_an_image_copies_what_is_there_and_no_more_than_its_context_has() -> Non
             assert any(fnmatch(source, each) or source.startswith(f"{each}/") for each in kept)
     scripts = {source for stage in STAGES.values() for source in stage.copies}
     assert all(os.access(CHECKOUT / each, os.X_OK) for each in scripts if each.endswith(".sh"))
-
-
-def test_the_linter_finds_nothing_in_the_scripts(tmp_path: Path) -> None:
-    """It dislikes `CDPATH= cd`, and `mkdir -p -m`, whose parent folders the umask protects."""
-    meant = "--exclude=SC1007,SC2174"
-    found = ran("shellcheck", meant, *sorted(DEPLOY.glob("*.sh")))
-    assert found.returncode == 0, found.stdout
-    bad = tmp_path / "bad.sh"
-    bad.write_text("#!/bin/bash\nrm -rf $1/*\n")
-    assert ran("shellcheck", meant, bad).returncode != 0  # the control
 
 
 # --- compose ------------------------------------------------------------------------------------
@@ -225,17 +229,15 @@ def test_pods_have_no_rights_that_they_do_not_need(role: str) -> None:
             if each["name"] != "run":
                 assert writable == {*STAGES[role].volumes, TMP}
                 assert {"livenessProbe", "startupProbe"} <= each.keys()
+    if role == "label-holder":  # training and service have the same SuperLink
+        folder = DEPLOY / "kubernetes/label-holder"
+        train, serve = pods(documents(folder / "train.yaml", folder / "serve.yaml"))
+        assert train["initContainers"] == serve["initContainers"]
+        assert train["volumes"] == serve["volumes"]
+        assert train["initContainers"][0]["restartPolicy"] == "Always"
     policies = [each["spec"] for each in found if each["kind"] == "NetworkPolicy"]
     of_all = [each for each in policies if each["podSelector"] == {}]
     assert [each["policyTypes"] for each in of_all] == [["Ingress", "Egress"]]
-
-
-def test_training_and_service_have_the_same_superlink() -> None:
-    folder = DEPLOY / "kubernetes/label-holder"
-    train, serve = pods(documents(folder / "train.yaml", folder / "serve.yaml"))
-    assert train["initContainers"] == serve["initContainers"]
-    assert train["volumes"] == serve["volumes"]
-    assert train["initContainers"][0]["restartPolicy"] == "Always"
 
 
 # --- systemd ------------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ def test_runs_are_compared_on_the_people_whom_both_held_out(bank: Organisations)
 
 
 def test_runs_on_other_people_or_labels_are_refused(bank: Organisations, tmp_path: Path) -> None:
-    other = cut(tmp_path, cancer(), own=3)
+    other = cut(tmp_path, cancer(rows=200), own=3)
     for each in (other.labels, *other.files):
         change(each, lambda table: table.assign(**{ID: table[ID] + 10**7}))
     other.run("b", KEYS)
