@@ -38,6 +38,9 @@ from vfl_flower.results.charts import Line
 from vfl_flower.transport.flower_internals import begin_task
 from vfl_flower.transport.local import LocalGrid
 
+Capsys = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
 logging.getLogger("flwr").disabled = True
 LEVEL = logging.getLogger("flwr").level
 torch.set_num_threads(1)

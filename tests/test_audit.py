@@ -50,17 +50,6 @@ class Recorder(ClientApp):
         return reply
 
 
-class Recording(ClientApp):
-    """Replays the messages that a Recorder kept."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self.replies = {id(message): reply for message, reply in recorder.messages}
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        return self.replies[id(message)]
-
-
 # --- what each attack finds ---------------------------------------------------------------------
 
 
@@ -194,7 +183,9 @@ def test_recorded_messages_are_all_that_a_wiretap_needs(
     recorder = Recorder()
     live = Wiretap(config, recorder)
     run(3, keys, live)
-    later = Wiretap(config, Recording(recorder))
+    replies = {id(message): reply for message, reply in recorder.messages}
+    replayed: Any = lambda message, _: replies[id(message)]  # noqa: E731
+    later = Wiretap(config, replayed)
     no_context: Any = None
     for message, _ in recorder.messages:
         later(message, no_context)
@@ -248,20 +239,21 @@ def test_gradient_rows_of_a_wiretap_equal_single_rows(run: Start) -> None:
 @pytest.mark.parametrize("differences", ["one-sided", "two-sided"])
 def test_a_curious_client_learns_from_batches_of_one_row(run: Start, differences: str) -> None:
     keys = {**SUMMING, "strategy": "cascaded", "batch-size": 1, "window": 64}
-    config = resolve({**keys, "differences": differences, "party-lr": 0.0})
+    keys |= {"differences": differences, "party-lr": 0.0}
+    config = resolve(keys)
     tap = Wiretap(config, Curious(config))
-    run(2, {**keys, "differences": differences, "party-lr": 0.0}, tap)
+    run(2, keys, tap)
     hits = tap.gradients.argmin(1) == load_labels(config).train
     assert hits.mean() > 0.17  # guessing: 0.10; batches of 64 hide most of the difference
 
 
 def test_failure_of_a_party_is_told_as_ever(run: Start) -> None:
-    class Broken(ClientApp):
-        def __call__(self, message: Message, context: Context) -> Message:
-            raise ValueError("out of order")
+    def broken(message: Message, context: Context) -> Message:
+        raise ValueError("out of order")
 
+    client: Any = broken
     with pytest.raises(PartyError, match="failed: ValueError: out of order"):
-        run(2, SHORT, Wiretap(resolve(SHORT), Broken()))
+        run(2, SHORT, Wiretap(resolve(SHORT), client))
 
 
 def test_norms_and_directions_name_classes_that_differ_in_them() -> None:

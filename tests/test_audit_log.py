@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
+from tests.conftest import Capsys, Patch
 from tests.fleet import until
 from tests.full_disk import full_after
 from vfl_flower.config import audit_log, files
@@ -271,7 +272,7 @@ LOSSES = [emptied, Path.unlink, renamed_and_emptied, renamed_and_cut]
 
 @pytest.mark.parametrize("lose", LOSSES)
 def test_a_log_that_was_lost_while_nobody_wrote_it_is_missed_for_ever(
-    lose: Callable[[Path], None], log: Path, capsys: pytest.CaptureFixture[str], own_log: list[str]
+    lose: Callable[[Path], None], log: Path, capsys: Capsys, own_log: list[str]
 ) -> None:
     digest, copy = verify(log).digest, log.read_bytes()
     lose(log)
@@ -293,7 +294,7 @@ def test_a_log_that_was_lost_while_nobody_wrote_it_is_missed_for_ever(
 
 
 def test_a_log_that_is_removed_while_it_is_written_is_missed(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(audit_log, "_APART", 0.01)
     with AuditLog(path) as log:
@@ -326,7 +327,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("announced", [True, False])
 @pytest.mark.parametrize("second", [False, True], ids=["first log", "second log of a folder"])
 def test_a_first_start_that_was_killed_between_its_files_is_no_alarm(
-    path: Path, second: bool, announced: bool, monkeypatch: pytest.MonkeyPatch
+    path: Path, second: bool, announced: bool, monkeypatch: Patch
 ) -> None:
     """The control: without a seal before the key and the log, the next start is refused."""
     if not announced:
@@ -375,7 +376,7 @@ def test_another_log_in_its_place_is_found_by_the_key(log: Path, tmp_path: Path)
 
 
 def test_older_files_that_nobody_keeps_need_their_last_digest(
-    rotated: list[Path], capsys: pytest.CaptureFixture[str]
+    rotated: list[Path], capsys: Capsys
 ) -> None:
     digest = verify(rotated[0], *rotated[1:]).digest
     rotated[0].unlink()
@@ -479,9 +480,7 @@ def test_a_line_that_was_changed_after_the_last_seal_is_not_continued(log: Path)
 # --- a full disk --------------------------------------------------------------------------------
 
 
-def test_a_line_that_does_not_fit_leaves_nothing(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_that_does_not_fit_leaves_nothing(path: Path, monkeypatch: Patch) -> None:
     write_all = files.write_all
 
     def write_half(descriptor: int, content: bytes) -> None:
@@ -501,7 +500,7 @@ def test_a_line_that_does_not_fit_leaves_nothing(
 
 @pytest.mark.parametrize("fits", [True, False])
 def test_a_log_can_be_written_while_a_line_is_under_way(
-    path: Path, monkeypatch: pytest.MonkeyPatch, fits: bool
+    path: Path, monkeypatch: Patch, fits: bool
 ) -> None:
     """Another thread asks meanwhile whether the service is ready. The control is a full disk."""
     seen: list[bool] = []
@@ -522,7 +521,7 @@ def test_a_log_can_be_written_while_a_line_is_under_way(
 
 
 def test_lines_that_cannot_be_sealed_are_an_error_until_they_can(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: Patch
 ) -> None:
     def full(path: Path, content: bytes) -> None:
         raise VflError(f"{path} cannot be written (No space left on device).")
@@ -543,7 +542,7 @@ def test_lines_that_cannot_be_sealed_are_an_error_until_they_can(
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_log_on_a_full_disk_says_so_also_if_nobody_writes(
-    path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool
+    path: Path, monkeypatch: Patch, asked: bool
 ) -> None:
     """The disk allows no file to grow beyond the log. The control is a disk with room."""
     monkeypatch.setattr(audit_log, "_APART", 0.01)
@@ -566,7 +565,7 @@ def test_a_log_on_a_full_disk_says_so_also_if_nobody_writes(
 
 
 @pytest.fixture
-def rotated(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def rotated(path: Path, monkeypatch: Patch) -> list[Path]:
     """Three files that continue each other, renamed while a process writes."""
     monkeypatch.setattr(audit_log, "_APART", 0.01)
     files = [path.with_name("audit-1.jsonl"), path.with_name("audit-2.jsonl"), path]
@@ -623,9 +622,7 @@ def test_a_log_can_be_renamed_while_nobody_writes_it_and_a_kill_leaves_it_sound(
 # --- ids ----------------------------------------------------------------------------------------
 
 
-def test_the_owner_finds_an_id_and_nobody_else_does(
-    log: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_owner_finds_an_id_and_nobody_else_does(log: Path, capsys: Capsys) -> None:
     content = b"".join(each.read_bytes() for each in log.parent.iterdir())
     assert not any(each.encode() in content for each in IDS)
     for each, times in zip(IDS, (5, 3, 1), strict=True):
@@ -669,9 +666,7 @@ def test_numbers_and_texts_are_found_alike_and_odd_ids_are_passed_over(path: Pat
 # --- the command --------------------------------------------------------------------------------
 
 
-def test_the_command_prints_the_digest_or_names_the_line(
-    log: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_the_digest_or_names_the_line(log: Path, capsys: Capsys) -> None:
     assert main(["audit-log", "verify", str(log)]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("6 lines, from 20") and len(said) == 2
@@ -696,14 +691,9 @@ def test_the_help_teaches_and_waits_for_no_heavy_import(command: str) -> None:
         f"import sys; from vfl_flower.tools.cli import main; main(['audit-log', {command!r}, "
         "'--help']); sys.exit(bool({'torch', 'flwr', 'pandas', 'numpy'} & sys.modules.keys()))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": "80"},
-    )
-    assert f"vfl audit-log {command} " in done.stdout.partition("examples:")[2]
+    words, wide = [sys.executable, "-c", program], {**os.environ, "COLUMNS": "80"}
+    said = subprocess.check_output(words, text=True, env=wide)
+    assert f"vfl audit-log {command} " in said.partition("examples:")[2]
 
 
 def test_each_service_at_a_party_has_its_own_log(tmp_path: Path) -> None:

@@ -108,8 +108,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     images = random.integers(0, 256, (600, 28, 28), dtype=np.uint8)
     digits = random.integers(0, 10, 600)
-    train = {"X_train": images[:480], "y_train": digits[:480]}
-    np.savez(folder / "mnist.npz", **train, X_test=images[480:], y_test=digits[480:])
+    arrays: dict[str, Any] = {"X_train": images[:480], "y_train": digits[:480]}
+    np.savez(folder / "mnist.npz", **arrays, X_test=images[480:], y_test=digits[480:])
     table, defaulted = random.standard_normal((300, 23)), random.integers(0, 2, 300)
     np.savez(folder / "credit.npz", X=table, y=defaulted)
     for name in ("cifar", "sst2", "febrl"):

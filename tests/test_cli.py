@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from flwr.common.config import parse_config_args
 
+from tests.conftest import Capsys, Patch
 from vfl_attacks.audit import audit
 from vfl_flower.config.errors import TERMINATING, ConfigError
 from vfl_flower.config.node_rules import RULES
@@ -37,7 +38,7 @@ ODD = {
 }
 
 
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def refused(arguments: list[str], capsys: Capsys) -> str:
     """The sentence by which a command refuses to work."""
     assert main(arguments) == 1
     printed = capsys.readouterr()
@@ -61,17 +62,13 @@ def engine(tmp_path: Path) -> str:
 # --- options ------------------------------------------------------------------------------------
 
 
-def test_what_cannot_begin_leaves_no_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_begin_leaves_no_folder(tmp_path: Path, capsys: Capsys) -> None:
     for line in ("run", "compare vafl", "audit --strategy vafl", "run --engine x"):
         refused([*line.split(), "--parties", "0", "--out", str(tmp_path / "out")], capsys)
         assert not (tmp_path / "out").exists()
 
 
-def test_what_trains_anew_neither_resumes_nor_predicts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_trains_anew_neither_resumes_nor_predicts(tmp_path: Path, capsys: Capsys) -> None:
     sentences = "An audit trains anew what it attacks: ", "A comparison trains every run anew: "
     for key in ("resume", "task", "model"):
         keys = {key: "predict" if key == "task" else str(tmp_path)}
@@ -88,7 +85,7 @@ def test_what_trains_anew_neither_resumes_nor_predicts(
 
 
 def test_run_configurations_add_up_and_node_configurations_count_parties(
-    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    engine: str, tmp_path: Path, capsys: Capsys
 ) -> None:
     out = str(tmp_path / "out")
     keys = ["-c", "epochs=1 label='a b'", "--run-config", "epochs=2"]
@@ -122,7 +119,7 @@ def test_a_run_that_is_to_terminate_ends_by_an_exception_so_that_its_processes_e
 
 
 def test_help_of_each_command_fits_a_terminal_and_has_examples(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: Patch, capsys: Capsys
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     for command in COMMANDS:
@@ -153,7 +150,7 @@ def test_what_answers_at_once_waits_for_no_heavy_import(words: str, light: bool)
     assert (subprocess.run([sys.executable, "-c", program], **quiet).returncode == 0) is light
 
 
-def test_help_lists_commands_by_what_a_user_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_commands_by_what_a_user_does(capsys: Capsys) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith(f"vfl-flower {version('vfl-flower')}, flwr ")
     assert main(["run", "--help"]) == 0
@@ -169,9 +166,7 @@ def test_help_lists_commands_by_what_a_user_does(capsys: pytest.CaptureFixture[s
         assert f"│ {command} " in panels[titles.index(title)]
 
 
-def test_a_system_may_follow_run(
-    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_system_may_follow_run(engine: str, tmp_path: Path, capsys: Capsys) -> None:
     words = ["--out", str(tmp_path / "out"), "--engine", engine]
     assert "'strategy': 'vafl'" in refused(["run", "vafl", *words], capsys)
     assert "'strategy': 'vafl'" in refused(["run", "vafl", "-c", "strategy='vafl'", *words], capsys)
@@ -217,9 +212,7 @@ def test_no_escape_codes_where_the_user_wants_none(line: str) -> None:
     assert "\x1b" not in done.stdout + done.stderr
 
 
-def test_listing_is_plain_lines_where_it_is_no_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_listing_is_plain_lines_where_it_is_no_terminal(monkeypatch: Patch, capsys: Capsys) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "40")
     assert main(["list", "--all"]) == 0
@@ -235,7 +228,7 @@ def test_listing_is_plain_lines_where_it_is_no_terminal(
 
 
 def test_listing_in_a_terminal_shows_every_key_in_the_panel_of_its_section(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: Patch, capsys: Capsys
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -268,7 +261,7 @@ def test_listing_into_a_pipe_that_is_closed_is_quiet() -> None:
 
 
 @pytest.fixture
-def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def started(tmp_path: Path, monkeypatch: Patch) -> list[list[str]]:
     """The commands that a SuperLink starts, which are only remembered."""
     commands: list[list[str]] = []
     monkeypatch.setattr(SuperLink, "start", lambda self, command, log: commands.append(command))

@@ -164,7 +164,8 @@ def test_baselines_learn_from_the_noisy_labels_of_the_others_and_have_no_codec(
     # If the runs' epsilons differ, a baseline has no epsilon.
     found = configs("b", [{"strategy": "vafl", "epsilon": 3.0}], **noisy)
     assert [each["privacy"] for each in found.values()] == ["labels", *["none"] * 3]
-    runs = [{"strategy": "split-nn"}, {"strategy": "frozen", "server-lr": 0.1}]
+    runs: list[dict[str, Any]] = [{"strategy": "split-nn"}]
+    runs.append({"strategy": "frozen", "server-lr": 0.1})
     found = configs("c", runs, codec="top-k", labels="shared")
     codecs = {name: each["codec"] for name, each in found.items()}
     assert codecs == {"split-nn": "top-k", **dict.fromkeys(BASELINES, "identity")}

@@ -135,16 +135,15 @@ def test_services_of_the_compose_file_have_no_rights_that_they_do_not_need() -> 
 
 
 def test_parties_of_the_compose_file_reach_the_label_holder_alone() -> None:
-    of_parties = [set(SERVICES[f"party-{party}"]["networks"]) for party in range(2)]
-    assert not of_parties[0] & of_parties[1]
-    for networks in of_parties:
-        assert networks < set(SERVICES["label-holder"]["networks"])
-        assert all(COMPOSE["networks"][each] == {"internal": True} for each in networks)
-    volumes = [
-        {volume for volume, _ in mounts(SERVICES[f"party-{each}"]).values()} for each in (0, 1)
-    ]
-    assert not volumes[0] & volumes[1]
-    assert not volumes[0] & {volume for volume, _ in mounts(SERVICES["label-holder"]).values()}
+    holder = SERVICES["label-holder"]
+    parties = [SERVICES[f"party-{party}"] for party in range(2)]
+    networks = [set(each["networks"]) for each in parties]
+    assert not networks[0] & networks[1]
+    for each in networks:
+        assert each < set(holder["networks"])
+        assert all(COMPOSE["networks"][name] == {"internal": True} for name in each)
+    volumes = [{volume for volume, _ in mounts(each).values()} for each in (*parties, holder)]
+    assert not volumes[0] & volumes[1] and not volumes[0] & volumes[2]
 
 
 def test_services_start_in_order_and_wait_for_what_can_be_waited_for() -> None:

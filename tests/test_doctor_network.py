@@ -305,19 +305,18 @@ def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name.upper(), raising=False)
 
 
-@pytest.mark.parametrize(("named", "uses"), PROXIES)
 @pytest.mark.usefixtures("without_proxies")
-def test_a_party_is_told_which_proxy_it_goes_through(
-    named: dict[str, str], uses: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in named.items():
-        monkeypatch.setenv(name, value.replace("P", "10.0.0.1:3128"))
-    said = list(network.proxy_to(ELSEWHERE))
-    assert [each.result for each in said] == [OK] * uses
-    for each in said:
-        assert "call vfl.bank.example through the proxy 10.0.0.1:3128" in each.said
-        assert "secret" not in each.said
-    assert not list(network.proxy_to(HOST))  # a SuperNode on this machine
+def test_a_party_is_told_which_proxy_it_goes_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    for named, uses in PROXIES:
+        with monkeypatch.context() as patch:
+            for name, value in named.items():
+                patch.setenv(name, value.replace("P", "10.0.0.1:3128"))
+            said = list(network.proxy_to(ELSEWHERE))
+            assert not list(network.proxy_to(HOST))  # a SuperNode on this machine
+        assert [each.result for each in said] == [OK] * uses
+        for each in said:
+            assert "call vfl.bank.example through the proxy 10.0.0.1:3128" in each.said
+            assert "secret" not in each.said
 
 
 _CALLS = f"""

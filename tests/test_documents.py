@@ -47,20 +47,16 @@ class Block:
 
 
 def blocks_in(text: str) -> list[Block]:
-    found = []
-    for match in _BLOCK.finditer(text):
-        what, said = match["what"], match["said"]
-        found.append(
-            Block(
-                match["language"],
-                match["text"],
-                match["shown"],
-                "for example" in (match["said_so"] or ""),
-                said if what == "not run" else None,
-                said if what == "after" else None,
-            )
+    return [
+        Block(
+            match["language"],
+            match["text"],
+            match["shown"],
+            "for example" in (match["said_so"] or ""),
+            **({match["what"].replace(" ", "_"): match["said"]} if match["what"] else {}),
         )
-    return found
+        for match in _BLOCK.finditer(text)
+    ]
 
 
 def blocks_of(page: str) -> list[Block]:

@@ -30,6 +30,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.utils import get_flwr_home
 from packaging.requirements import Requirement
 
+from tests.conftest import Patch
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.run_config import flower_defaults
 from vfl_flower.transport import flower_processes
@@ -125,9 +126,7 @@ def test_messages_and_states_become_bytes_and_come_back_with_their_names() -> No
                 read(body)
 
 
-def test_flowers_home_is_where_its_variable_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flowers_home_is_where_its_variable_says(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     assert flower_home() == get_flwr_home() == tmp_path
     monkeypatch.delenv("FLWR_HOME")
@@ -148,9 +147,7 @@ def test_nothing_else_touches_what_flower_keeps_to_itself() -> None:
                 assert not private.search(path.read_text()), path
 
 
-def test_a_superlink_asks_its_control_api_for_the_token(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_superlink_asks_its_control_api_for_the_token(tmp_path: Path, monkeypatch: Patch) -> None:
     superlink = import_module("flwr.superlink.cli.flower_superlink")
     monkeypatch.setattr(superlink, "load_control_authn_plugin", None)
     flower_processes.demand_token("secret")
@@ -162,9 +159,7 @@ def test_a_superlink_asks_its_control_api_for_the_token(
     assert plugin.refresh_tokens([]) == (None, None)
 
 
-def test_a_supernode_fetches_no_app_and_takes_no_word_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_supernode_fetches_no_app_and_takes_no_word_of_it(monkeypatch: Patch) -> None:
     node = import_module("flwr.supernode.start_client_internal")
     sent = replace(
         Run.create_empty(7),
@@ -213,9 +208,7 @@ def test_nobody_can_guess_the_id_of_a_message_and_answer_it_in_anothers_place() 
     assert len({each.object_id for each in [original, *pushed]}) == 3
 
 
-def test_a_superexec_starts_tasks_by_the_function_that_it_is_given(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_superexec_starts_tasks_by_the_function_that_it_is_given(monkeypatch: Patch) -> None:
     executor = import_module("flwr.supercore.superexec.executor.subprocess_executor")
     types = import_module("flwr.supercore.superexec.executor.types")
     monkeypatch.setattr(executor, "subprocess", executor.subprocess)
@@ -230,7 +223,7 @@ def test_a_superexec_starts_tasks_by_the_function_that_it_is_given(
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+def clock(monkeypatch: Patch) -> Any:
     """Time by Flower's processes: ``now``, and what they ``slept``."""
     made = SimpleNamespace(now=100.0, slept=[])
 
@@ -244,7 +237,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_supernode_that_has_no_message_asks_each_second_also_where_questions_are_held(
-    monkeypatch: pytest.MonkeyPatch, clock: Any
+    monkeypatch: Patch, clock: Any
 ) -> None:
     supernode: Any = import_module("flwr.supernode.start_client_internal")
     monkeypatch.setattr(supernode, "time", supernode.time)
@@ -256,7 +249,7 @@ def test_a_supernode_that_has_no_message_asks_each_second_also_where_questions_a
 
 
 def test_a_task_is_there_at_once_for_a_superexec_that_has_asked_before(
-    monkeypatch: pytest.MonkeyPatch, clock: Any
+    monkeypatch: Patch, clock: Any
 ) -> None:
     runtime: Any = import_module("flwr.supercore.servicer.runtime.runtime_handlers")
     begins = clock.now + 0.4
@@ -275,9 +268,7 @@ def test_a_task_is_there_at_once_for_a_superexec_that_has_asked_before(
     assert not runtime.acquire_task(None, None).HasField("task") and clock.now > begins - 59.1
 
 
-def test_a_superlink_accepts_signatures_within_these_seconds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_superlink_accepts_signatures_within_these_seconds(monkeypatch: Patch) -> None:
     of_flower: Any = import_module("flwr.superlink.routers.fleet.node_auth")
     private, public = supernode_keys()
     now = of_flower.now

@@ -52,9 +52,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(environment: Path, folder: Path, *arguments: str) -> str:
     command = [str(environment / "bin" / arguments[0]), *arguments[1:]]
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=folder, env=kept, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return subprocess.check_output(command, cwd=folder, env=kept, text=True)
 
 
 @pytest.mark.nightly
@@ -70,18 +68,12 @@ def test_the_command_trains_predicts_and_reports_from_another_folder(
     run(environment, tmp_path, "vfl", "predict", str(tmp_path / "cascaded"))
     run(environment, tmp_path, "vfl", "report", str(tmp_path / "cascaded"))
     assert "<svg" in (tmp_path / "cascaded" / "report.html").read_text()
-
-
-@pytest.mark.nightly
-def test_a_strategies_file_of_the_user_is_not_in_the_way_of_the_command(
-    environment: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "strategies.py").write_text(
+    (tmp_path / "strategies.py").write_text(  # a file of the user is not in the way
         "from vfl_flower.protocol.system import System\n"
         'MINE = System(name="mine", about="split-nn under another name.")\n'
     )
-    keys = "strategy='strategies.py:MINE' dataset='breast-cancer' epochs=1"
-    run(environment, tmp_path, "vfl", "run", "-c", keys, "--out", str(tmp_path / "out"))
+    more = f"{keys} strategy='strategies.py:MINE'"
+    run(environment, tmp_path, "vfl", "run", "-c", more, "--out", str(tmp_path / "out"))
 
 
 def test_an_import_beside_a_strategies_file_of_the_user_says_what_to_do(tmp_path: Path) -> None:

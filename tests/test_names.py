@@ -178,7 +178,9 @@ def test_a_hostile_summary_cannot_give_names(named: vfl_flower.Model, tmp_path: 
         assert ("party ok" in text) == (part == "ok") and "script>x" not in text
 
 
-def test_explanations_and_information_values_name_parties(tmp_path: Path) -> None:
+def test_explanations_and_information_values_name_parties(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     feature = {"feature": 0, "value": 0.1, "low": 0.0, "high": 0.2, "bins": 2}
     found: dict[str, Any] = {
         **{"metric": "auc", "baseline": 0.9, "rows": 10, "mode": "exact"},
@@ -188,16 +190,11 @@ def test_explanations_and_information_values_name_parties(tmp_path: Path) -> Non
         for what in ("explanation", "information"):
             (tmp_path / f"{what}.json").write_text(json.dumps({**found, **more}))
             assert f"{called}, feature 0" in features.in_terminal(tmp_path, what)
-
-
-def test_information_values_of_a_run_have_the_names_of_node_configurations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(evidence, "_draw", lambda path, columns: None)  # takes long
     config = {"task": "information", "dataset": "breast-cancer", "information": "exact"}
-    configs = [{"name": "bank"}, {}]
-    vfl_flower.run_local(2, {**config, "out": str(tmp_path)}, node_configs=configs)
-    table = features.in_terminal(tmp_path, "information")
+    out = tmp_path / "information"
+    vfl_flower.run_local(2, {**config, "out": str(out)}, node_configs=[{"name": "bank"}, {}])
+    table = features.in_terminal(out, "information")
     assert "party bank" in table and "party 0" not in table and "party 1, feature 0" in table
 
 

@@ -101,7 +101,7 @@ def texts() -> dict[str, str]:
 def test_help_texts_are_short_sentences_of_plain_words() -> None:
     found = {about: problems(text) for about, text in texts().items()}
     assert {about: each for about, each in found.items() if each} == {}
-    for text in [each.help for each in (*KEYS.values(), *RULES.values())]:
+    for text in [each.help for each in KEYS.values()] + [each.help for each in RULES.values()]:
         assert text[0].isupper() and text.endswith("."), text
         assert len(sentences(text)[0]) <= 110, text
 
@@ -134,7 +134,7 @@ def test_the_short_list_has_systems_and_basic_options_and_says_where_the_rest_ar
 
 
 def test_every_name_is_explained_within_a_terminal(
-    listed: list[listing.Entry], capsys: pytest.CaptureFixture[str]
+    listed: list[listing.Entry], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert printed([listed[0].name], capsys)
     for each in listed:
@@ -151,24 +151,16 @@ def test_every_name_is_explained_within_a_terminal(
             assert all(name in text for name in listing._related(key))
             flat = flat.replace("'", "")
             assert all(pair.replace("'", "") in flat for pair in key.example.split())
-
-
-def test_every_name_is_explained_in_panels_on_a_terminal(
-    listed: list[listing.Entry], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    for name in ("dataset", "calibration", "dpzv", "max-uploads"):
-        text = re.sub(r"\x1b\[[\d;]*m", "", printed([name], capsys))
-        assert "…" not in text and {len(line) for line in text.splitlines()} == {80}
-        assert f"╭─ {name} " in text
-
-
-def test_an_explanation_says_what_decides_a_default(capsys: pytest.CaptureFixture[str]) -> None:
-    text = " ".join(printed(["epochs"], capsys).split())
+    text = " ".join(printed(["epochs"], capsys).split())  # it says what decides a default
     assert "default auto" in text and "60 with fewer than 1000" in text
     assert "dpzv: 200" in text and "a whole number, at least 1" in text
     assert "align (party rule)" in printed(["align"], capsys)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for name in ("dataset", "calibration", "dpzv", "max-uploads"):  # in panels
+        text = re.sub(r"\x1b\[[\d;]*m", "", printed([name], capsys))
+        assert "…" not in text and {len(line) for line in text.splitlines()} == {80}
+        assert f"╭─ {name} " in text
 
 
 SEARCHES = {

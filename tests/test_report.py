@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 import vfl_flower.results.report
-from tests.conftest import ALL_ROWS, Start, of_words, undrawn
+from tests.conftest import ALL_ROWS, Capsys, Patch, Start, of_words, undrawn
 from vfl_flower.config.run_config import KEYS
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.results import charts
 from vfl_flower.results.charts import COLOURS
 from vfl_flower.results.report import curves, report, write_report
 from vfl_flower.results.report.read import read
@@ -112,7 +113,7 @@ class Page:
 
     @property
     def tips(self) -> list[str]:
-        """What the points of charts say."""
+        """Return what the points of charts say."""
         return ["".join(each.itertext()) for each in self.all("circle")]
 
     def rings(self, chart: str) -> list[tuple[float, float]]:
@@ -368,29 +369,23 @@ def test_validation_rows_choose_the_frontier_and_test_rows_measure_it() -> None:
 
 
 @pytest.mark.nightly
-def test_regression_is_shown_by_r2(tmp_path: Path) -> None:
+def test_regression_is_shown_by_r2_and_an_audit_by_its_attacks(tmp_path: Path) -> None:
     folder = left(tmp_path / "a", test_accuracy=None, test_r2=0.87, test_rmse=1.25)
     lines = (folder / "history.jsonl").read_text().replace("test_accuracy", "test_r2")
     (folder / "history.jsonl").write_text(lines)
-    page = Page(report([folder]))
-    assert "test accuracy" not in page.text and "0.8700" in page.text and "1.25" in page.text
-    assert page.points("R² against exchanges")
-
-
-@pytest.mark.nightly
-def test_attacks_of_an_audit_are_there(tmp_path: Path) -> None:
-    folder = left(tmp_path / "a")
     attack: dict[str, Any] = {"attack": "norms", "attacker": "an eavesdropper", "measure": "AUC"}
     attack |= {"success": 0.9, "guessing": 0.5, "rows": 100}
     (folder / "audit.json").write_text(json.dumps({"attacks": [attack]}))
     (folder / "reconstruction.png").write_bytes(b"rows of a party")
     page = Page(report([folder]))
+    assert "test accuracy" not in page.text and "0.8700" in page.text and "1.25" in page.text
+    assert page.points("R² against exchanges")
     assert page.table("attack")["norms"]["success"] == "0.9000"
     assert not page.all("img")  # the picture shows rows, which are nobody else's business
 
 
 def test_nothing_from_a_file_becomes_part_of_the_page_s_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     texts = ("strategy", "dataset", "failure", "epsilon_protects", "engine", "schedule", "code")
     hostile: dict[str, Any] = dict.fromkeys(texts, HOSTILE)
@@ -403,7 +398,7 @@ def test_nothing_from_a_file_becomes_part_of_the_page_s_code(
     attack = dict.fromkeys(("attack", "attacker", "measure", "success"), HOSTILE)
     (folder / "audit.json").write_text(json.dumps({"attacks": [attack, HOSTILE]}))
     other = left(tmp_path / "b", **{**hostile, "failure": None, "failed_parties": [HOSTILE]})
-    svg = curves.svg
+    svg = charts.svg
     for folders in ([folder], [other], [folder, other]):
         # Only the last page is drawn, since its charts name both runs.
         monkeypatch.setattr(curves, "svg", svg if len(folders) > 1 else undrawn)
@@ -411,14 +406,6 @@ def test_nothing_from_a_file_becomes_part_of_the_page_s_code(
         assert not page.all("script") and not page.all("img")
         assert page.text.count("alert('1')") >= 10
         assert not [key for each in page.root.iter() for key in each.attrib if key[:2] == "on"]
-
-
-@of_words
-def test_characters_that_are_no_text_are_not_on_the_page(tmp_path: Path) -> None:
-    hostile = "a\x00b\x1b[2Jc\ud800d"
-    texts: dict[str, Any] = {"strategy": hostile, "failure": hostile}
-    page = Page(report([left(tmp_path / "a", **texts, versions={hostile: hostile})]))
-    assert page.text.count("a\ufffdb\ufffd[2Jc\ufffdd") >= 4
 
 
 def test_the_page_loads_and_runs_nothing_and_has_headers_and_texts(tmp_path: Path) -> None:
@@ -458,18 +445,12 @@ def test_the_first_line_says_what_happened(
     (banner,) = page.banners
     assert (banner[0].text, (banner[0].tail or "").strip()) == of_two
     assert "3 epochs" in page.table("run", "how it went")["vafl, a"]["how it went"]
-
-
-@of_words
-def test_a_run_that_failed_before_it_began_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(json.dumps({"strategy": "vafl", "failure": "Too few."}))
     assert "before training began: Too few." in Page(report([tmp_path])).text
-
-
-def test_a_run_that_has_not_finished_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
-    page = Page(report([left(tmp_path / "a", finished=False)]))
-    assert "its last evaluation was after 3 epochs" in page.text and "0.8333" in page.text
-    assert len(page.points("accuracy against exchanges")[0]) == 3
+    hostile = "a\x00b\x1b[2Jc\ud800d"  # characters that are no text are not on the page
+    texts: dict[str, Any] = {"strategy": hostile, "failure": hostile}
+    page = Page(report([left(tmp_path / "c", **texts, versions={hostile: hostile})]))
+    assert page.text.count("a\ufffdb\ufffd[2Jc\ufffdd") >= 4
 
 
 def validated(folder: Path, losses: list[float], **summary: Any) -> Path:
@@ -485,12 +466,15 @@ def validated(folder: Path, losses: list[float], **summary: Any) -> Path:
 def test_the_best_epoch_is_marked_and_validation_stands_beside_training_and_test(
     tmp_path: Path,
 ) -> None:
-    page = Page(report([validated(tmp_path / "a", [0.5, 0.2, 0.3, 0.4], best_epoch=2)]))
+    losses = [0.5, 0.2, 0.3, 0.4]  # of a run that has not finished
+    page = Page(report([validated(tmp_path / "b", losses, finished=False)]))
+    assert len(page.points("accuracy against exchanges")[0]) == 4
+    page = Page(report([validated(tmp_path / "a", losses, best_epoch=2)]))
     assert page.tiles["best epoch"] == "2 of 4"
     assert len(page.points("accuracy against epochs")) == 2  # test and validation
-    losses = page.points("loss against epochs")
-    assert len(losses) == 3
-    for line, ring in zip(losses, page.rings("loss against epochs"), strict=True):
+    lines = page.points("loss against epochs")
+    assert len(lines) == 3
+    for line, ring in zip(lines, page.rings("loss against epochs"), strict=True):
         assert ring == pytest.approx(line[1], abs=0.1)
     tips = page.tips
     assert "validation: 0.2 at 2, the best epoch" in tips and "test: 2 at 1" in tips
@@ -509,6 +493,9 @@ def test_a_run_that_was_interrupted_shows_its_best_evaluation(
     assert page.tiles["best epoch"] == "2 of 4" and page.tiles["test accuracy"] == "0.7500"
     (banner,) = page.banners
     assert "The best evaluation so far was after epoch 2." in (banner[0].tail or "")
+    if "finished" in summary:
+        page = Page(report([left(tmp_path / "b", finished=False)]))
+        assert "its last evaluation was after 3 epochs" in page.text and "0.8333" in page.text
 
 
 @pytest.mark.nightly
@@ -604,31 +591,24 @@ def test_a_browser_shows_tables_of_one_width_and_a_switch_that_keys_move(tmp_pat
 # --- tables in a terminal -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 120])
-def test_tables_fit_a_terminal_and_no_figure_is_cut(
-    width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_fit_a_terminal_and_no_figure_is_cut(tmp_path: Path, monkeypatch: Patch) -> None:
     head = ["run", "attacker: what it has", *(f"figure number {n}" for n in range(9))]
     own = "party 0: answers to its own queries"
     rows = [[f"run {n}", own, *[f"0.{n}{m}66 ± 0.5" for m in range(9)]] for n in range(3)]
     plain = tabulated(head, rows, 2).splitlines()
     for line, row in zip(plain[1:], rows, strict=True):
         assert all(cell in line for cell in row)
-    monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    text = re.sub(r"\x1b\[[\d;]*m", "", tabulated(head, rows, 2))
-    assert "…" not in text and max(map(len, text.splitlines())) <= width
-    assert all(text.count(cell) == 1 for row in rows for cell in row[2:])
-    assert text.count("run 0") > 1  # columns that do not fit stand below, after the names
-
-
-def test_a_comparison_fits_eighty_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for width in (40, 60, 120, 80):
+        monkeypatch.setenv("COLUMNS", str(width))
+        text = re.sub(r"\x1b\[[\d;]*m", "", tabulated(head, rows, 2))
+        assert "…" not in text and max(map(len, text.splitlines())) <= width
+        assert all(text.count(cell) == 1 for row in rows for cell in row[2:])
+        assert text.count("run 0") > 1  # columns that do not fit stand below, after the names
     figures = {"test_auc": 0.99, "target": 0.9, "megabytes_to_target": 1.25e6}
-    validated(tmp_path / "vafl", [0.5, 0.2], best_epoch=2, **figures)
-    validated(tmp_path / "centralised", [0.5, 0.2], best_epoch=2, **figures)
+    for name in ("vafl", "centralised"):
+        validated(tmp_path / name, [0.5, 0.2], best_epoch=2, **figures)
     (tmp_path / "compare.json").write_text('{"vafl": {}, "centralised": {}}')
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     lines = [re.sub(r"\x1b\[[\d;]*m", "", each) for each in compared(tmp_path).splitlines()]
     assert max(map(len, lines)) <= 80
     assert sum(line.startswith("centralised ") for line in lines) == 1  # one block
@@ -639,7 +619,7 @@ def test_a_comparison_fits_eighty_columns(tmp_path: Path, monkeypatch: pytest.Mo
 
 @of_words
 def test_an_earlier_report_of_the_same_runs_is_replaced_and_no_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Capsys
 ) -> None:
     runs, out = tmp_path / "runs", tmp_path / "page.html"
     first = left(runs / "a", failure="\ud800 is no character")
@@ -660,7 +640,7 @@ def test_an_earlier_report_of_the_same_runs_is_replaced_and_no_other(
 
 @of_words
 def test_a_folder_of_runs_is_reported_with_all_that_have_begun(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Capsys
 ) -> None:
     left(tmp_path / "b", strategy="dpzv")
     left(tmp_path / "a")
@@ -674,25 +654,25 @@ def test_a_folder_of_runs_is_reported_with_all_that_have_begun(
     assert capsys.readouterr().out == f"report: {tmp_path / 'report.html'}\n"
 
 
-@pytest.mark.parametrize(
-    ("files", "cause"),
-    [
-        ({}, "is not a results folder"),
-        ({"history.jsonl": ""}, "no summary.json and no evaluation"),
-        ({"summary.json": "{"}, "cannot be read"),
-        ({"summary.json": "[]"}, "cannot be read"),
-        ({"history.jsonl": "{}\n\xff\n"}, "cannot be read"),
-        ({"history.jsonl": "{}", "audit.json": "9" * 5000}, "cannot be read"),
-        ({"compare.json": "[" * 100_000}, "cannot be read"),
-        ({"compare.json": '{"../a": {}}'}, "no summary.json and no evaluation"),
-    ],
-)
-def test_a_folder_of_no_run_is_one_sentence(
-    files: dict[str, str], cause: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, text in files.items():
-        (tmp_path / name).write_text(text, encoding="latin-1")
-    assert main(["report", str(tmp_path)]) == 1
-    sentence = capsys.readouterr().err
-    assert cause in sentence and sentence.count("\n") == 1 and str(tmp_path) in sentence
-    assert not (tmp_path / "report.html").exists()
+NO_RUNS: list[tuple[dict[str, str], str]] = [
+    ({}, "is not a results folder"),
+    ({"history.jsonl": ""}, "no summary.json and no evaluation"),
+    ({"summary.json": "{"}, "cannot be read"),
+    ({"summary.json": "[]"}, "cannot be read"),
+    ({"history.jsonl": "{}\n\xff\n"}, "cannot be read"),
+    ({"history.jsonl": "{}", "audit.json": "9" * 5000}, "cannot be read"),
+    ({"compare.json": "[" * 100_000}, "cannot be read"),
+    ({"compare.json": '{"../a": {}}'}, "no summary.json and no evaluation"),
+]
+
+
+def test_a_folder_of_no_run_is_one_sentence(tmp_path: Path, capsys: Capsys) -> None:
+    for number, (files, cause) in enumerate(NO_RUNS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="latin-1")
+        assert main(["report", str(folder)]) == 1
+        sentence = capsys.readouterr().err
+        assert cause in sentence and sentence.count("\n") == 1 and str(folder) in sentence
+        assert not (folder / "report.html").exists()

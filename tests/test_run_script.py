@@ -50,17 +50,23 @@ class Deployed:
 
     def start(self, options: str) -> subprocess.Popen[str]:
         path = f"{self.bin}{os.pathsep}{os.environ['PATH']}"
-        self.scripts.append(
-            subprocess.Popen(
-                [SCRIPT, self.folder, options],
-                env={**os.environ, "PATH": path, "RUNS": str(self.runs)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-            )
+        script = subprocess.Popen(
+            [SCRIPT, self.folder, options],
+            env={**os.environ, "PATH": path, "RUNS": str(self.runs)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
-        return self.scripts[-1]
+        self.scripts.append(script)
+        return script
+
+    def killed(self, options: str) -> None:
+        """Start the first run, and kill its script; `flwr log` goes on as under no manager."""
+        script = self.start(options)
+        self.follows("run-1")
+        script.kill()
+        script.wait()
 
     def follows(self, run: str, times: int = 1) -> None:
         """Wait until so many scripts have shown the log of a run."""
@@ -98,10 +104,7 @@ def said(script: subprocess.Popen[str]) -> str:
 
 
 def test_a_script_that_was_killed_goes_on_with_its_run(deployed: Deployed) -> None:
-    killed = deployed.start("task='serve'")
-    deployed.follows("run-1")
-    killed.kill()  # its `flwr log` goes on, as under no service manager
-    killed.wait()
+    deployed.killed("task='serve'")
     again = deployed.start("task='serve'")
     deployed.follows("run-1", 2)
     deployed.end("run-1")
@@ -119,19 +122,13 @@ def test_a_script_that_was_killed_goes_on_with_its_run(deployed: Deployed) -> No
     ("then", "now"),
     [
         ("task='serve' model='a'", "task='serve' model='b'"),  # at the default address
-        (
-            "task='serve' model='a' serve-address='h:1'",
-            "task='serve' model='b' serve-address='h:1'",
-        ),
+        tuple(f"task='serve' model='{each}' serve-address='h:1'" for each in "ab"),
         ("epochs=3 out='/runs/1'", "epochs=4 out='/runs/1'"),
         ("epochs=3 out='/runs/1'", "resume='/runs/1'"),
     ],
 )
 def test_it_ends_a_run_that_would_be_in_its_way(then: str, now: str, deployed: Deployed) -> None:
-    killed = deployed.start(then)
-    deployed.follows("run-1")
-    killed.kill()
-    killed.wait()
+    deployed.killed(then)
     again = deployed.start(now)
     deployed.follows("run-2")
     assert deployed.calls.index("stop run-1 vfl") < deployed.calls.index("log run-2 vfl --stream")
@@ -148,10 +145,7 @@ def test_it_leaves_the_run_of_another_script_that_was_killed(
     other: str, deployed: Deployed
 ) -> None:
     """That script is about to start again, and goes on with its run."""
-    killed = deployed.start("task='serve' model='a' serve-address='h:1'")
-    deployed.follows("run-1")
-    killed.kill()
-    killed.wait()
+    deployed.killed("task='serve' model='a' serve-address='h:1'")
     deployed.start(other)
     deployed.follows("run-2")
     assert not any(each.startswith("stop") for each in deployed.calls)

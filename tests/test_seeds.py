@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import of_words
+from tests.conftest import Capsys, of_words
 from tests.test_report import Page, left
 from vfl_flower.launch.engines import Finished, run_local
 from vfl_flower.results.figures import headline, spread
@@ -159,9 +159,7 @@ def test_a_target_is_reached_if_every_seed_reaches_it(comparison: Path) -> None:
     assert figures_of(Finished(comparison / "vafl"), better)["megabytes_to_target"] is None
 
 
-def test_the_command_leaves_a_folder_for_each_seed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_leaves_a_folder_for_each_seed(tmp_path: Path, capsys: Capsys) -> None:
     out = tmp_path / "out"
     keys = "dataset='breast-cancer' epochs=1 window=8"
     assert main(["run", "-c", keys, "--seeds", "2", "--parties", "2", "--out", str(out)]) == 0
@@ -172,9 +170,7 @@ def test_the_command_leaves_a_folder_for_each_seed(
     assert "already exists" in capsys.readouterr().err
 
 
-def test_seeds_are_of_training_anew(
-    elsewhere: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_seeds_are_of_training_anew(elsewhere: None, tmp_path: Path, capsys: Capsys) -> None:
     for key in ("task='align'", "resume='runs/a'"):
         assert main(["run", "-c", key, "--seeds", "2", "--parties", "2"]) == 1
         assert capsys.readouterr().err.count("\n") == 1
