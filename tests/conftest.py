@@ -34,8 +34,12 @@ from vfl_flower.launch.engines import run_local
 from vfl_flower.party.state import load_large
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.results import model_card, page
+from vfl_flower.results.charts import Line
 from vfl_flower.transport.flower_internals import begin_task
 from vfl_flower.transport.local import LocalGrid
+
+Capsys = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 
 logging.getLogger("flwr").disabled = True
 LEVEL = logging.getLogger("flwr").level
@@ -114,16 +118,17 @@ def _is_grouped(item: pytest.Item) -> bool:
     return item.get_closest_marker("xdist_group") is not None
 
 
+def undrawn(lines: Sequence[Line], *_: Any) -> tuple[str, list[list[tuple[float, float]]]]:
+    """Return an empty chart, since matplotlib takes most of a page's time."""
+    return "", [[(0.0, 0.0)] * len(line.points) for line in lines]
+
+
 @pytest.fixture
 def no_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave charts of reports empty, since matplotlib takes most of a page's time."""
-    from vfl_flower.results.charts import Line
+    """Leave charts of reports empty."""
     from vfl_flower.results.report import curves
 
-    def empty(lines: Sequence[Line], *_: Any) -> tuple[str, list[list[tuple[float, float]]]]:
-        return "", [[(0.0, 0.0)] * len(line.points) for line in lines]
-
-    monkeypatch.setattr(curves, "svg", empty)
+    monkeypatch.setattr(curves, "svg", undrawn)
 
 
 of_words = pytest.mark.usefixtures("no_drawings")

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
@@ -18,9 +19,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 
-from vfl_flower.tools.doctor import network
+from vfl_flower.tools.doctor import machine, network
 from vfl_flower.tools.doctor.examine import examine
-from vfl_flower.tools.doctor.finding import Finding
+from vfl_flower.tools.doctor.finding import OK, Finding
 from vfl_flower.transport.nodes.certificates import _general, write_for_host, write_for_supernode
 from vfl_flower.transport.nodes.gate import NOT_KNOWN
 
@@ -162,7 +163,7 @@ def proxy(keys: Path) -> Iterator[Proxy]:
     context.load_cert_chain(keys / "superlink.crt", keys / "superlink.key")
     with Proxy() as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = Thread(target=server.serve_forever, args=(0.05,))
+        thread = Thread(target=server.serve_forever, args=(0.005,))
         thread.start()
         try:
             yield server
@@ -184,8 +185,11 @@ def in_thread(work: Callable[[], None]) -> Iterator[None]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read other clocks in little time, to less than a second."""
-    monkeypatch.setattr(network, "_APART", 0.01)
+    """Read other clocks in little time, to less than a second; tests may run without bytecode."""
+    monkeypatch.setattr(network, "_APART", 0.001)
+    monkeypatch.setattr(machine, "compiled_modules", lambda: Finding("bytecode", OK, ""))
+    without = SimpleNamespace(about=machine.about, left_over=lambda roles: [])  # processes are slow
+    monkeypatch.setattr("vfl_flower.tools.doctor.examine.machine", without)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
@@ -109,25 +108,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     images = random.integers(0, 256, (600, 28, 28), dtype=np.uint8)
     digits = random.integers(0, 10, 600)
-    np.savez(
-        folder / "mnist.npz",
-        X_train=images[:480],
-        y_train=digits[:480],
-        X_test=images[480:],
-        y_test=digits[480:],
-    )
+    arrays: dict[str, Any] = {"X_train": images[:480], "y_train": digits[:480]}
+    np.savez(folder / "mnist.npz", **arrays, X_test=images[480:], y_test=digits[480:])
     table, defaulted = random.standard_normal((300, 23)), random.integers(0, 2, 300)
     np.savez(folder / "credit.npz", X=table, y=defaulted)
-    (folder / "cifar").mkdir()
-    (folder / "sst2").mkdir()
-    (folder / "febrl").mkdir()
+    for name in ("cifar", "sst2", "febrl"):
+        (folder / name).mkdir()
     febrl = ["rec_id,given_name,surname,date_of_birth,postcode,suburb,address_1,street_number"]
     febrl += [f"rec-{n}-org,ann{n},lee{n},19{n:02}0301,{n},town,road{n},{n}" for n in range(100)]
     for name in "ab":
         (folder / "febrl" / f"dataset4{name}.csv").write_text("\n".join(febrl))
-    words = np.array(
-        ["a", "film", "that", "is", "not", "good", "bad", "at", "all", "and", "we", "saw", "it"]
-    )
+    words = ["a", "film", "that", "is", "not", "good", "bad", "at", "all", "and", "we", "saw", "it"]
     for name in ("train", "test"):
         texts = [{"sentence": " ".join(random.choice(words, 8)), "label": n % 2} for n in range(60)]
         parquet.write_table(pa.Table.from_pylist(texts), folder / "sst2" / f"{name}.parquet")
@@ -143,13 +134,12 @@ def png(random: np.random.Generator) -> bytes:
     return file.getvalue()
 
 
-def numbers(figures: Any) -> Iterator[float]:
+def numbers(figures: Any) -> list[float]:
     """All numbers in what was read from JSON."""
     if isinstance(figures, dict | list):
-        for each in figures.values() if isinstance(figures, dict) else figures:
-            yield from numbers(each)
-    elif isinstance(figures, int | float):
-        yield figures
+        inner = figures.values() if isinstance(figures, dict) else figures
+        return [number for each in inner for number in numbers(each)]
+    return [figures] if isinstance(figures, int | float) else []
 
 
 def files() -> dict[Path, int]:
@@ -157,10 +147,6 @@ def files() -> dict[Path, int]:
     places = (CHECKOUT, CHECKOUT / "benchmarks", CHECKOUT / "runs")
     found = [path for place in places for path in place.glob("[!._]*")]
     return {path: path.stat().st_mtime_ns if path.is_file() else 0 for path in found}
-
-
-def test_there_are_small_arguments_for_every_benchmark_and_no_other() -> None:
-    assert sorted(SMALL) == BENCHMARKS
 
 
 @pytest.mark.nightly
@@ -188,7 +174,7 @@ def test_a_benchmark_prints_figures_and_leaves_the_checkout_as_it_was(
         printed = done.stdout
     figures = json.loads(printed.splitlines()[-1])
     assert figures.pop("benchmark") == name
-    found = list(numbers(figures))
+    found = numbers(figures)
     assert found and all(map(math.isfinite, found)), figures
     assert files() == before
     assert picture.exists() == ("--picture" in words)
@@ -245,15 +231,17 @@ def test_one_program_sends_the_bytes_of_its_tensors_alone(data: Path, tmp_path: 
 # --- the papers' rows -----------------------------------------------------------------------------
 
 
-def test_every_run_of_a_papers_row_is_one_that_its_system_accepts() -> None:
+def test_every_benchmark_has_small_arguments_and_every_run_of_a_paper_is_accepted() -> None:
+    assert sorted(SMALL) == BENCHMARKS
     one_hot = "npz:credit-one-hot.npz"
     data = Data(
         "npz:mnist.npz", "npz:credit.npz", one_hot, "hf:cifar", "breast-cancer", "npz:part.npz"
     )
     for name, row in ROWS.items():
-        for job in row.jobs(data).values():
+        jobs = row.jobs(data)
+        for job in jobs.values():
             assert sized(resolve({**job.keys, "noise-seed": 0}), 1000).training.epochs, name
-        assert row.theirs.keys() <= row.jobs(data).keys(), name
+        assert row.theirs.keys() <= jobs.keys(), name
 
 
 def test_the_pages_of_results_name_all_rows_and_no_other_and_small_pictures() -> None:
@@ -384,22 +372,16 @@ def test_fedbcd_is_the_algorithm_of_the_paper_step_by_step(
         assert finished.summary[name] == one_step.summary[name]
 
 
-@pytest.mark.parametrize(
-    ("keys", "sentence"),
-    [
+def test_fedbcd_refuses_what_it_is_not(run: Start) -> None:
+    keys = {**BCD_KEYS, "estimator": BCD, "local-steps": 5}
+    for more, sentence in (
         ({"presence": 0.5}, "here parties may lack rows"),
         ({"labels": "shared"}, "labels = 'shared'"),
-    ],
-)
-def test_fedbcd_refuses_what_it_is_not(keys: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        resolve({**BCD_KEYS, "estimator": BCD, "local-steps": 5, **keys})
-
-
-def test_fedbcd_needs_parties_in_step(run: Start) -> None:
-    keys = {**BCD_KEYS, "estimator": BCD, "strategy": "vafl-t", "quorum": 2}
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            resolve({**keys, **more})
     with pytest.raises(ConfigError, match="Choose a synchronous strategy"):
-        run(3, keys)
+        run(3, {**BCD_KEYS, "estimator": BCD, "strategy": "vafl-t", "quorum": 2})
 
 
 class Here(Executor):
@@ -435,8 +417,8 @@ def test_a_papers_row_prints_its_table_and_draws_its_pictures(
 
 @pytest.mark.nightly
 def test_a_papers_row_has_a_process_for_each_run(data: Path) -> None:
-    words = ["--quick", "--mnist", str(data / "mnist.npz"), "--processes", "2"]
-    command = [sys.executable, "-m", "benchmarks.papers", next(iter(ROWS)), *words]
+    words = [next(iter(ROWS)), "--quick", "--mnist", str(data / "mnist.npz"), "--processes", "2"]
+    command = [sys.executable, "-m", "benchmarks.papers", *words]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["benchmark"] == f"papers {next(iter(ROWS))}"
+    assert json.loads(done.stdout.splitlines()[-1])["benchmark"] == f"papers {words[0]}"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from flwr.common.config import parse_config_args
 
+from tests.conftest import Capsys, Patch
 from vfl_attacks.audit import audit
 from vfl_flower.config.errors import TERMINATING, ConfigError
 from vfl_flower.config.node_rules import RULES
@@ -37,7 +38,7 @@ ODD = {
 }
 
 
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+def refused(arguments: list[str], capsys: Capsys) -> str:
     """The sentence by which a command refuses to work."""
     assert main(arguments) == 1
     printed = capsys.readouterr()
@@ -61,32 +62,30 @@ def engine(tmp_path: Path) -> str:
 # --- options ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("line", ["run", "compare vafl", "audit --strategy vafl", "run --engine x"])
-def test_what_cannot_begin_leaves_no_folder(
-    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    refused([*line.split(), "--parties", "0", "--out", str(tmp_path / "out")], capsys)
-    assert not (tmp_path / "out").exists()
+def test_what_cannot_begin_leaves_no_folder(tmp_path: Path, capsys: Capsys) -> None:
+    for line in ("run", "compare vafl", "audit --strategy vafl", "run --engine x"):
+        refused([*line.split(), "--parties", "0", "--out", str(tmp_path / "out")], capsys)
+        assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("key", ["resume", "task", "model"])
-def test_what_trains_anew_neither_resumes_nor_predicts(
-    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    keys = {key: "predict" if key == "task" else str(tmp_path)}
+def test_what_trains_anew_neither_resumes_nor_predicts(tmp_path: Path, capsys: Capsys) -> None:
     sentences = "An audit trains anew what it attacks: ", "A comparison trains every run anew: "
-    for command, sentence in zip((["audit", "--strategy"], ["compare"]), sentences, strict=True):
-        words = [*command, "vafl", "-c", f"{key}='{keys[key]}'"]
-        assert refused(words, capsys).startswith(f"{sentence}leave task, ")
-    with pytest.raises(ConfigError, match="trains anew"):
-        audit(2, {"strategy": "vafl", **keys})
-    with pytest.raises(ConfigError, match="every run anew"):
-        compare(2, {}, [{"strategy": "vafl", **keys}], 0.9)
+    for key in ("resume", "task", "model"):
+        keys = {key: "predict" if key == "task" else str(tmp_path)}
+        for command, sentence in zip(
+            (["audit", "--strategy"], ["compare"]), sentences, strict=True
+        ):
+            words = [*command, "vafl", "-c", f"{key}='{keys[key]}'"]
+            assert refused(words, capsys).startswith(f"{sentence}leave task, ")
+        with pytest.raises(ConfigError, match="trains anew"):
+            audit(2, {"strategy": "vafl", **keys})
+        with pytest.raises(ConfigError, match="every run anew"):
+            compare(2, {}, [{"strategy": "vafl", **keys}], 0.9)
     assert not list(tmp_path.iterdir())
 
 
 def test_run_configurations_add_up_and_node_configurations_count_parties(
-    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    engine: str, tmp_path: Path, capsys: Capsys
 ) -> None:
     out = str(tmp_path / "out")
     keys = ["-c", "epochs=1 label='a b'", "--run-config", "epochs=2"]
@@ -119,17 +118,17 @@ def test_a_run_that_is_to_terminate_ends_by_an_exception_so_that_its_processes_e
 # --- help and listing ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_each_command_fits_a_terminal_and_has_examples(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: Patch, capsys: Capsys
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert main([command, "--help"]) == 0
-    text = capsys.readouterr().out
-    assert "…" not in text
-    examples = text.partition("examples:")[2].splitlines()
-    assert any(line.strip().startswith(f"vfl {command} ") for line in examples)
-    assert all(line.count('"') % 2 == 0 for line in examples)  # none is broken
+    for command in COMMANDS:
+        assert main([command, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert "…" not in text
+        examples = text.partition("examples:")[2].splitlines()
+        assert any(line.strip().startswith(f"vfl {command} ") for line in examples)
+        assert all(line.count('"') % 2 == 0 for line in examples)  # none is broken
 
 
 @pytest.mark.one_by_day
@@ -151,7 +150,9 @@ def test_what_answers_at_once_waits_for_no_heavy_import(words: str, light: bool)
     assert (subprocess.run([sys.executable, "-c", program], **quiet).returncode == 0) is light
 
 
-def test_help_lists_commands_by_what_a_user_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_commands_by_what_a_user_does(capsys: Capsys) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith(f"vfl-flower {version('vfl-flower')}, flwr ")
     assert main(["run", "--help"]) == 0
     of_run = capsys.readouterr().out
     assert all(f"{engine}: " in of_run for engine in ENGINES.known)
@@ -165,14 +166,7 @@ def test_help_lists_commands_by_what_a_user_does(capsys: pytest.CaptureFixture[s
         assert f"│ {command} " in panels[titles.index(title)]
 
 
-def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith(f"vfl-flower {version('vfl-flower')}, flwr ")
-
-
-def test_a_system_may_follow_run(
-    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_system_may_follow_run(engine: str, tmp_path: Path, capsys: Capsys) -> None:
     words = ["--out", str(tmp_path / "out"), "--engine", engine]
     assert "'strategy': 'vafl'" in refused(["run", "vafl", *words], capsys)
     assert "'strategy': 'vafl'" in refused(["run", "vafl", "-c", "strategy='vafl'", *words], capsys)
@@ -218,9 +212,7 @@ def test_no_escape_codes_where_the_user_wants_none(line: str) -> None:
     assert "\x1b" not in done.stdout + done.stderr
 
 
-def test_listing_is_plain_lines_where_it_is_no_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_listing_is_plain_lines_where_it_is_no_terminal(monkeypatch: Patch, capsys: Capsys) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "40")
     assert main(["list", "--all"]) == 0
@@ -236,7 +228,7 @@ def test_listing_is_plain_lines_where_it_is_no_terminal(
 
 
 def test_listing_in_a_terminal_shows_every_key_in_the_panel_of_its_section(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: Patch, capsys: Capsys
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -269,7 +261,7 @@ def test_listing_into_a_pipe_that_is_closed_is_quiet() -> None:
 
 
 @pytest.fixture
-def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def started(tmp_path: Path, monkeypatch: Patch) -> list[list[str]]:
     """The commands that a SuperLink starts, which are only remembered."""
     commands: list[list[str]] = []
     monkeypatch.setattr(SuperLink, "start", lambda self, command, log: commands.append(command))
@@ -288,7 +280,7 @@ def read_by_flower(command: list[str], option: str) -> dict[str, Any]:
     return parse_config_args([command[command.index(option) + 1]])
 
 
-def test_any_run_configuration_reaches_flower_as_it_is(
+def test_any_configuration_reaches_flower_as_it_is(
     superlink: SuperLink, started: list[list[str]], tmp_path: Path
 ) -> None:
     superlink.submit(ODD, 2, tmp_path / "log")
@@ -297,23 +289,12 @@ def test_any_run_configuration_reaches_flower_as_it_is(
     read = read_by_flower(started[0], "--run-config")
     assert read == sent
     assert [type(read[key]) for key in ODD] == [type(value) for value in ODD.values()]
-
-
-def test_any_node_configuration_reaches_its_supernode_as_it_is(
-    superlink: SuperLink, started: list[list[str]], tmp_path: Path
-) -> None:
-    (tmp_path / "supernode-1").touch()  # else its key would be registered
-    own = {"file": '😀/it\'s "mine".csv', "id": "back\\slash", "stream": True, "share": 0.5}
-    with superlink.supernode(1, 3, own):
-        read = read_by_flower(started[0], "--node-config")
-    assert read == {**own, "partition-id": 1, "num-partitions": 3}
-
-
-def test_the_app_that_runs_has_every_key_and_no_code(
-    superlink: SuperLink, started: list[list[str]], tmp_path: Path
-) -> None:
-    superlink.submit({}, 2, tmp_path / "log")
-    [file] = Path(started[0][2]).iterdir()
+    [file] = Path(started[0][2]).iterdir()  # the app has every option and no code
     content = tomllib.loads(file.read_text(encoding="utf-8"))
     assert content["project"]["name"] == "vfl-app"
     assert content["tool"]["flwr"]["app"]["config"] == flower_defaults()
+    (tmp_path / "supernode-1").touch()  # else its key would be registered
+    own = {"file": '😀/it\'s "mine".csv', "id": "back\\slash", "stream": True, "share": 0.5}
+    with superlink.supernode(1, 3, own):
+        read = read_by_flower(started[1], "--node-config")
+    assert read == {**own, "partition-id": 1, "num-partitions": 3}

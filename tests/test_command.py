@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.conftest import Capsys, Patch
 from vfl_flower import client_app, server_app
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.plugins import SYSTEMS
@@ -40,19 +41,16 @@ CASCADED, ZEROTH = "strategy='cascaded'", "expert='server-update=zeroth-order'"
     ],
 )
 def test_command_that_cannot_be_is_answered_by_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: str, sentence: str
+    tmp_path: Path, capsys: Capsys, keys: str, sentence: str
 ) -> None:
     assert main(command(tmp_path, f"dataset='breast-cancer' {keys}", 2)) == 1
     printed = capsys.readouterr()
     assert printed.out == "" or printed.out.startswith("results: ")
-    assert printed.err.startswith("vfl: ")
+    assert printed.err.startswith("vfl: ") and printed.err.count("\n") == 1
     assert sentence in printed.err
-    assert printed.err.count("\n") == 1
 
 
-def test_command_trains_and_tells_what_it_reached(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_trains_and_tells_what_it_reached(tmp_path: Path, capsys: Capsys) -> None:
     keys = "dataset='breast-cancer' epochs=2 window=15 privacy='perturbed-embedding'"
     assert main(command(tmp_path, keys)) == 0
     printed = capsys.readouterr()
@@ -67,7 +65,7 @@ def test_command_trains_and_tells_what_it_reached(
 
 
 def test_interrupted_command_saves_what_was_trained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capsys, monkeypatch: Patch
 ) -> None:
     begin = Party.begin
 
@@ -92,9 +90,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def test_results_of_another_run_are_not_written_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_results_of_another_run_are_not_written_over(tmp_path: Path, capsys: Capsys) -> None:
     arguments = command(tmp_path, "dataset='breast-cancer' epochs=1 window=15")
     assert main(arguments) == 0
     before = contents(tmp_path / "out")
@@ -118,7 +114,7 @@ def test_results_of_another_run_are_not_written_over(
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_a_run_that_failed_before_its_first_step_leaves_its_folder_to_the_next(
-    tmp_path: Path, seeds: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, seeds: int, monkeypatch: Patch, capsys: Capsys
 ) -> None:
     arguments = [*command(tmp_path, "dataset='breast-cancer' epochs=1 window=15 patience=0")]
     arguments += ["--seeds", str(seeds)]
@@ -143,23 +139,24 @@ def test_a_run_that_failed_before_its_first_step_leaves_its_folder_to_the_next(
         assert contents(folder) == before
 
 
+FAILED = json.dumps({"failure": "The party is not ready.", "steps": 0})
+
+
 @pytest.mark.parametrize("name", [checkpoint.JOURNAL, "predictions.journal"])
 def test_a_run_that_released_something_before_its_first_step_keeps_its_folder(
     tmp_path: Path, name: str
 ) -> None:
-    failed = {"failure": "The party is not ready.", "steps": 0}
-    for released in (False, True):  # the control first: a count of nothing holds no folder
-        (tmp_path / "summary.json").write_text(json.dumps(failed))
-        journal = Journal(tmp_path / name, "1")
-        assert not [*journal.read()]
-        if not released:
-            Results(tmp_path)
-            continue
-        journal.write(Event(EMBED, 0, rows=np.arange(3, dtype=np.int32)))
-        before = contents(tmp_path)
-        with pytest.raises(ConfigError, match="already holds a run"):
-            Results(tmp_path)
-        assert contents(tmp_path) == before
+    (tmp_path / "summary.json").write_text(FAILED)
+    assert not [*Journal(tmp_path / name, "1").read()]
+    Results(tmp_path)  # the control: a count of nothing holds no folder
+    (tmp_path / "summary.json").write_text(FAILED)
+    journal = Journal(tmp_path / name, "1")
+    assert not [*journal.read()]
+    journal.write(Event(EMBED, 0, rows=np.arange(3, dtype=np.int32)))
+    before = contents(tmp_path)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        Results(tmp_path)
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("name", ["top.npz", "checkpoint.npz", "releases.journal"])
@@ -172,8 +169,7 @@ def test_a_file_in_a_folder_without_a_run_is_neither_deleted_nor_written_over(
     with pytest.raises(ConfigError, match="already holds"):
         Results(tmp_path)
     assert (tmp_path / name).read_bytes() == b"mine"
-    failed = {"failure": "The party is not ready.", "steps": 0}
-    (tmp_path / "summary.json").write_text(json.dumps(failed))
+    (tmp_path / "summary.json").write_text(FAILED)
     if name != "releases.journal":  # the control: a failed run's own file
         Results(tmp_path)
         assert not (tmp_path / name).exists()
@@ -193,7 +189,7 @@ def test_several_runs_get_a_folder_that_has_only_runs_without_a_step(tmp_path: P
 
 
 def test_nothing_listens_before_the_results_folder_is_known_to_be_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     class ListeningError(Exception):
         """Raised in place of opening a port."""
@@ -215,20 +211,19 @@ def test_nothing_listens_before_the_results_folder_is_known_to_be_free(
 
 
 def test_two_runs_of_the_same_second_have_different_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    elsewhere: None, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(results, "time", SimpleNamespace(strftime=lambda layout: "now"))
-    arguments = ["run", "-c", "dataset='breast-cancer' epochs=1 window=15", "--parties", "2"]
+    arguments = command(tmp_path, "dataset='breast-cancer' epochs=1 window=15")[:-2]
     assert [main(arguments), main(arguments)] == [0, 0]
     assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
-@pytest.mark.parametrize("strategy", sorted(SYSTEMS.names))
 def test_parties_that_cannot_be_are_one_line_for_every_system(
-    strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Capsys
 ) -> None:
-    assert main(command(tmp_path, f"strategy='{strategy}'", 100)) == 1
-    printed = capsys.readouterr()
-    assert "among 100 parties" in printed.err and len(printed.err.splitlines()) == 1
-    assert "failed" not in printed.err and not (tmp_path / "out").exists()
+    for strategy in SYSTEMS.names:
+        assert main(command(tmp_path, f"strategy='{strategy}'", 100)) == 1
+        printed = capsys.readouterr()
+        assert "among 100 parties" in printed.err and len(printed.err.splitlines()) == 1
+        assert "failed" not in printed.err and not (tmp_path / "out").exists()

@@ -29,21 +29,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compare(3, {**COMMON, "out": str(out)}, runs, target=0.9)
 
 
-def test_every_system_and_baseline_runs_once(folder: Path) -> None:
+def test_every_system_and_baseline_runs_once_until_the_target_is_reached(folder: Path) -> None:
     figures = json.loads((folder / "compare.json").read_text())
     assert list(figures) == ["vafl party-lr=0.1", "vafl party-lr=0.0", "cascaded", *BASELINES]
     for name, each in figures.items():
         finished = Run(folder / name.replace(" ", "-"))
         assert finished.summary["test_accuracy"] == each["test_accuracy"]
         assert finished.summary["config"]["dataset"] == "breast-cancer"
-
-
-def test_bytes_to_the_target_end_with_the_first_evaluation_that_reaches_it(folder: Path) -> None:
-    figures = json.loads((folder / "compare.json").read_text())
     history = Run(folder / "vafl-party-lr=0.1").history
     reached = [e for e in history if e["validation_accuracy"] >= 0.9]  # not by test rows
     expected = (reached[0]["bytes_up"] + reached[0]["bytes_down"]) / 1e6 if reached else None
     assert figures["vafl party-lr=0.1"]["megabytes_to_target"] == expected
+    with pytest.raises(ConfigError, match="already exists"):  # it is never written over
+        compare(3, {**COMMON, "out": str(folder)}, [{"strategy": "vafl"}], 0.9)
 
 
 @pytest.mark.parametrize("validates", [True, False])
@@ -123,12 +121,6 @@ def test_noise_that_runs_share_is_not_for_runs_without_privacy(
         configured({**common, **runs[1]})
 
 
-@pytest.mark.nightly
-def test_an_existing_folder_is_never_written_over(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="already exists"):
-        compare(3, {**COMMON, "out": str(folder)}, [{"strategy": "vafl"}], 0.9)
-
-
 def test_a_failing_run_leaves_the_results_of_those_before(tmp_path: Path) -> None:
     runs: list[dict[str, Any]] = [{"strategy": "vafl"}, {"strategy": "cascaded", "party-lr": 1e6}]
     with pytest.raises(Exception, match="Lower the learning rates"):
@@ -156,18 +148,27 @@ def test_baselines_stand_beside_noise_and_black_boxes_as_far_as_they_can(
 
 
 @pytest.mark.nightly
-def test_baselines_learn_from_the_noisy_labels_of_the_others(tmp_path: Path) -> None:
-    keys = {**COMMON, "privacy": "labels", "epsilon": 3.0, "epochs": 1, "out": str(tmp_path / "a")}
-    runs: list[dict[str, Any]] = [{"strategy": "vafl"}, {"strategy": "frozen"}]
-    figures = json.loads((compare(2, keys, runs, 0.9) / "compare.json").read_text())
-    assert list(figures) == ["vafl", *BASELINES]
-    for each in figures.values():
-        assert (each["config"]["privacy"], each["config"]["epsilon"]) == ("labels", 3.0)
+def test_baselines_learn_from_the_noisy_labels_of_the_others_and_have_no_codec(
+    tmp_path: Path,
+) -> None:
+    def configs(name: str, runs: list[dict[str, Any]], **keys: Any) -> dict[str, dict[str, Any]]:
+        folder = compare(2, {**COMMON, **keys, "out": str(tmp_path / name)}, runs, 0.9)
+        figures = json.loads((folder / "compare.json").read_text())
+        return {name: each["config"] for name, each in figures.items()}
+
+    noisy: dict[str, Any] = {"privacy": "labels", "epochs": 1}
+    found = configs("a", [{"strategy": "vafl"}, {"strategy": "frozen"}], **noisy, epsilon=3.0)
+    assert list(found) == ["vafl", *BASELINES]
+    for each in found.values():
+        assert (each["privacy"], each["epsilon"]) == ("labels", 3.0)
     # If the runs' epsilons differ, a baseline has no epsilon.
-    keys = {**COMMON, "privacy": "labels", "epochs": 1, "out": str(tmp_path / "b")}
-    folder = compare(2, keys, [{"strategy": "vafl", "epsilon": 3.0}], 0.9)
-    figures = json.loads((folder / "compare.json").read_text())
-    assert [each["config"]["privacy"] for each in figures.values()] == ["labels", *["none"] * 3]
+    found = configs("b", [{"strategy": "vafl", "epsilon": 3.0}], **noisy)
+    assert [each["privacy"] for each in found.values()] == ["labels", *["none"] * 3]
+    runs: list[dict[str, Any]] = [{"strategy": "split-nn"}]
+    runs.append({"strategy": "frozen", "server-lr": 0.1})
+    found = configs("c", runs, codec="top-k", labels="shared")
+    codecs = {name: each["codec"] for name, each in found.items()}
+    assert codecs == {"split-nn": "top-k", **dict.fromkeys(BASELINES, "identity")}
 
 
 @pytest.mark.nightly
@@ -213,14 +214,3 @@ def test_titles_name_runs_and_folders(tmp_path: Path, capsys: pytest.CaptureFixt
     both, alone = (Run(out / name).summary["bytes_down"] for name in ("both-ways", "local-only"))
     assert both < alone
     assert capsys.readouterr().out.splitlines()[1].startswith("keep = 0.5 ")
-
-
-@pytest.mark.nightly
-def test_codecs_of_all_runs_are_not_for_baselines(tmp_path: Path) -> None:
-    keys = {**COMMON, "codec": "top-k", "labels": "shared", "out": str(tmp_path / "out")}
-    folder = compare(
-        2, keys, [{"strategy": "split-nn"}, {"strategy": "frozen", "server-lr": 0.1}], 0.9
-    )
-    figures = json.loads((folder / "compare.json").read_text())
-    codecs = {name: each["config"]["codec"] for name, each in figures.items()}
-    assert codecs == {"split-nn": "top-k", **dict.fromkeys(BASELINES, "identity")}

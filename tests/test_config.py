@@ -32,10 +32,7 @@ def test_pyproject_has_every_key_in_the_table_that_is_generated() -> None:
     assert options.with_table(text) == text, "run python -m tests.options"
     told, defaults = tomllib.loads(text)["tool"]["flwr"]["app"]["config"], flower_defaults()
     assert repr(told) == repr(defaults)  # types and order too
-
-
-def test_defaults_of_flower_are_the_defaults_of_python() -> None:
-    assert resolve(flower_defaults()) == resolve({})
+    assert resolve(defaults) == resolve({})
 
 
 def test_a_default_of_flowers_table_is_no_option_that_a_user_gave(tmp_path: Path) -> None:
@@ -69,46 +66,37 @@ def test_unknown_key_unlike_any_other_gets_no_suggestion() -> None:
     assert "vfl list" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "kind"),
-    [
-        ("epochs", "3", "a whole number"),
-        ("epochs", 1.5, "a whole number"),
-        ("epochs", True, "a whole number"),
-        ("quorum", "all", "a whole number"),
-        ("party-lr", "0.1", "a number"),
-        ("party-lr", False, "a number"),
-        ("party-lr", float("nan"), "a finite number"),
-        ("server-lr", float("inf"), "a finite number"),
-        ("regulariser-weight", float("-inf"), "a finite number"),
-        ("delta", float("nan"), "a finite number"),
-        ("label", 1, "a text"),
-        ("strategy", 3, "a text"),
-    ],
-)
-def test_wrong_type_is_refused(key: str, value: Any, kind: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{key} = .* must be {kind}"):
-        resolve({key: value})
+WRONG_TYPES: dict[str, dict[str, list[Any]]] = {
+    "a whole number": {"epochs": ["3", 1.5, True], "quorum": ["all"]},
+    "a number": {"party-lr": ["0.1", False]},
+    "a finite number": {
+        **{"party-lr": [float("nan")], "server-lr": [float("inf")], "delta": [float("nan")]},
+        "regulariser-weight": [float("-inf")],
+    },
+    "a text": {"label": [1], "strategy": [3]},
+}
 
 
-def test_whole_number_passes_for_a_number() -> None:
+@pytest.mark.parametrize("kind", WRONG_TYPES)
+def test_wrong_type_is_refused(kind: str) -> None:
+    for key, values in WRONG_TYPES[kind].items():
+        for value in values:
+            with pytest.raises(ConfigError, match=f"^{key} = .* must be {kind}"):
+                resolve({key: value})
+
+
+def test_a_whole_number_passes_for_a_number_unless_it_is_too_large_for_a_float() -> None:
     assert resolve({"party-lr": 1}).training.party_lr == 1.0
-
-
-@pytest.mark.parametrize("same_hash", [True, 1.0])
-def test_wrong_type_is_refused_after_an_equal_value_of_the_right_type(same_hash: Any) -> None:
-    resolve({"epochs": 1})
-    with pytest.raises(ConfigError, match="whole number"):
-        resolve({"epochs": same_hash})
-
-
-def test_number_too_large_for_a_float_is_refused() -> None:
     with pytest.raises(ConfigError, match="party-lr"):
         resolve({"party-lr": 10**400})
     for value in (1e308, -1e308, 1e38):
         sentence = r"must be (below 1e\+38|at least 0)\.$"
         with pytest.raises(ConfigError, match=sentence):
             resolve({"server-lr": value})
+    resolve({"epochs": 1})
+    for same_hash in (True, 1.0):  # after an equal value of the right type
+        with pytest.raises(ConfigError, match="whole number"):
+            resolve({"epochs": same_hash})
 
 
 OUT_OF_RANGE: list[tuple[float, str]] = [
@@ -124,12 +112,11 @@ OUT_OF_RANGE: list[tuple[float, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [(key, value) for value, keys in OUT_OF_RANGE for key in keys.split()]
-)
-def test_value_out_of_range_is_refused(key: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=f"^{key} = {value} must "):
-        resolve({key: value})
+@pytest.mark.parametrize(("value", "keys"), OUT_OF_RANGE)
+def test_value_out_of_range_is_refused(value: float, keys: str) -> None:
+    for key in keys.split():
+        with pytest.raises(ConfigError, match=f"^{key} = {value} must "):
+            resolve({key: value})
 
 
 def test_unknown_choice_is_refused_with_the_choices() -> None:
@@ -144,9 +131,7 @@ def test_auto_is_accepted_of_every_key_and_is_its_default() -> None:
         config = resolve({key: "auto"})
         assert sized(config, MANY).values()[key] == run_config.KEYS[key].default, key
         assert config == resolve({})
-
-
-def test_a_key_without_a_default_says_what_decides_it() -> None:
+    # A key without a default says what decides it.
     assert all(each.auto for each in run_config.KEYS.values() if each.default is None)
 
 
@@ -197,14 +182,11 @@ def test_what_is_not_given_of_training_follows_from_the_rows(
     assert again == sized(resolve(keys), 999)  # once known it stays
 
 
-def test_a_warm_up_that_is_longer_than_the_epochs_that_follow_is_refused() -> None:
+def test_a_warm_up_that_is_longer_than_the_epochs_that_follow_is_refused(tmp_path: Path) -> None:
     config = resolve({"warm-up": 30.0, "optimizer": "sgd"})
     assert sized(config, 999).training.warm_up == 30
     with pytest.raises(ConfigError, match="warm-up = 30 is longer than epochs = 20"):
         sized(config, 1000)
-
-
-def test_nothing_runs_where_the_rows_of_a_divided_data_set_contradict_a_key(tmp_path: Path) -> None:
     keys = {"dataset": "digits", "warm-up": 70.0, "out": str(tmp_path / "out")}
     with pytest.raises(ConfigError, match="warm-up = 70 is longer than epochs = 60"):
         run_local(2, keys)
@@ -284,6 +266,11 @@ ZEROTH = {"estimator": "zeroth-order"}
 SHARED = {"strategy": "ef-vfl", "labels": "shared"}
 SECRET = {**DPZV, "sampling": "poisson", "calibration": "secret"}
 BEGIN = {"initial-surrogates": "embeddings"}
+BEGINS = "^initial-surrogates = 'embeddings'"
+POISSON, PERTURBED = {"sampling": "poisson"}, {"privacy": "perturbed-embedding"}
+OF_SHUFFLE = NOT_FOR.format("known", "shuffle", "poisson")
+NOT_KNOWN = "^privacy = 'perturbed-embedding' does not know how often"
+NO_RANGE = "^privacy = 'scalar' with target = 'regression' needs the lowest and the highest"
 
 
 @pytest.mark.parametrize(
@@ -292,31 +279,21 @@ BEGIN = {"initial-surrogates": "embeddings"}
         (SCALAR, "^privacy = 'scalar' needs a budget or a noise multiplier. Set epsilon"),
         ({"privacy": "scalar", **BUDGET}, f"{NO_SCALARS}or priv"),
         ({**DPZV, "estimator": "first-order", **BUDGET}, f"{NO_SCALARS}'zeroth-order'"),
-        (
-            {**CASCADED, "privacy": "scalar", "sampling": "poisson", **BUDGET},
-            NOT_FOR.format("known", "shuffle", "poisson"),
+        ({**CASCADED, "privacy": "scalar", **POISSON, **BUDGET}, OF_SHUFFLE),
+        ({**PERTURBED, "sampling": "replacement"}, f"{NOT_KNOWN} sampling = 'replacement'"),
+        ({**DPZV, **POISSON}, OF_SHUFFLE),
+        *(
+            ({**DPZV, "calibration": each}, NOT_FOR.format(each, "poisson", "shuffle"))
+            for each in ("secret", "paper")
         ),
-        (
-            {"privacy": "perturbed-embedding", "sampling": "replacement"},
-            "^privacy = 'perturbed-embedding' does not know how often sampling = 'replacement'",
-        ),
-        ({**DPZV, "sampling": "poisson"}, NOT_FOR.format("known", "shuffle", "poisson")),
-        ({**DPZV, "calibration": "secret"}, NOT_FOR.format("secret", "poisson", "shuffle")),
-        ({**DPZV, "calibration": "paper"}, NOT_FOR.format("paper", "poisson", "shuffle")),
-        (
-            {**DPZV, "class-weights": "balanced"},
-            "^class-weights = 'balanced' follows from all labels, and the noise of privacy",
-        ),
+        ({**DPZV, "class-weights": "balanced"}, "^class-weights = 'balanced' follows from all lab"),
         *(
             ({**SECRET, **other, "max-delay": 8}, "^max-delay = 8 asks parties for the rows of ea")
             for other in ({}, {"calibration": "paper"})
         ),
-        (
-            {**DPZV, "target": "regression"},
-            "^privacy = 'scalar' with target = 'regression' needs the lowest and the highest",
-        ),
+        ({**DPZV, "target": "regression"}, NO_RANGE),
         (BUDGET, NOT_A_BUDGET),
-        ({"privacy": "perturbed-embedding", **BUDGET}, NOT_A_BUDGET),
+        ({**PERTURBED, **BUDGET}, NOT_A_BUDGET),
         ({"noise-multiplier": 1.0}, NOT_A_BUDGET),
         *(
             ({f"{end}codec": "top-k", f"{end}keep": keep}, f"^{end}keep = {keep} is not a share. ")
@@ -339,13 +316,10 @@ BEGIN = {"initial-surrogates": "embeddings"}
         ({"downlink-codec": "top-k", "downlink-bits": 2}, "^downlink-bits = 2 is not possible for"),
         ({"local-steps": 2}, "^local-steps = 2 needs labels = 'shared'"),
         *(
-            ({**keys, **BEGIN}, "^initial-surrogates = 'embeddings' needs error feedback, and c")
+            ({**keys, **BEGIN}, f"{BEGINS} needs error feedback, and c")
             for keys in ({}, {"strategy": "cvfl"}, {"strategy": "ef-vfl", "codec": "identity"})
         ),
-        (
-            {**SHARED, **BEGIN, "grow": "runs/a"},
-            "^initial-surrogates = 'embeddings' with labels = 'shared' begins with new models",
-        ),
+        ({**SHARED, **BEGIN, "grow": "runs/a"}, f"{BEGINS} with labels = 'shared' begins with new"),
         ({"strategy": "frozen", "codec": "top-k"}, "^strategy = 'frozen' is a baseline, which"),
         ({**SHARED, "strategy": "local-only"}, "^strategy = 'local-only' is a baseline, which"),
         ({"strategy": "ef-vfl", "local-steps": 2}, "^local-steps = 2 needs labels = 'shared'"),
@@ -418,41 +392,28 @@ def test_without_surrogates_memory_does_not_matter(
 NO_ADDRESS = ": a:b host: host:1:2 host:0 host:65536 host:99999999 ::x [::1 [::1]: []:9500"
 
 
-@pytest.mark.parametrize("address", ["", "host name", *NO_ADDRESS.split()])
-def test_an_invalid_stream_address_is_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match=r"^stream-address = ") as error:
-        resolve({"stream-address": address})
-    assert repr(address) in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("address", "parts"),
-    [
-        ("localhost", ("localhost", None)),
-        ("10.0.0.7", ("10.0.0.7", None)),
-        ("labels.example.org:443", ("labels.example.org", 443)),
-        ("[::1]:9500", ("::1", 9500)),
-        ("[::1]", ("::1", None)),
-        ("fd00::12", ("fd00::12", None)),
-    ],
-)
-def test_stream_address_has_a_host_and_perhaps_a_port(
-    address: str, parts: tuple[str, int | None]
-) -> None:
-    assert host_and_port(resolve({"stream-address": address}).running.stream_address) == parts
+def test_a_stream_address_has_a_host_and_perhaps_a_port() -> None:
+    for address in ("", "host name", *NO_ADDRESS.split()):
+        with pytest.raises(ConfigError, match=r"^stream-address = ") as error:
+            resolve({"stream-address": address})
+        assert repr(address) in str(error.value) and "\n" not in str(error.value)
+    for address, parts in {
+        **{each: (each, None) for each in ("localhost", "10.0.0.7", "fd00::12")},
+        **{"labels.example.org:443": ("labels.example.org", 443), "[::1]": ("::1", None)},
+        "[::1]:9500": ("::1", 9500),
+    }.items():
+        running = resolve({"stream-address": address}).running
+        assert host_and_port(running.stream_address) == parts
 
 
 NO_PORTS = "0 0-10 65536 9500-65536 9599-9500 9500- -9500 9500,9501 a-b 123456"
 
 
-@pytest.mark.parametrize("ports", ["", "9500 - 9599", *NO_PORTS.split()])
-def test_stream_ports_that_are_none_are_refused(ports: str) -> None:
-    with pytest.raises(ConfigError, match=r"^stream-ports = .* must be a port, or a ") as error:
-        resolve({"stream-ports": ports})
-    assert repr(ports) in str(error.value)
-
-
 def test_stream_ports_are_one_or_a_range() -> None:
+    for ports in ("", "9500 - 9599", *NO_PORTS.split()):
+        with pytest.raises(ConfigError, match=r"^stream-ports = .* must be a port, or a ") as error:
+            resolve({"stream-ports": ports})
+        assert repr(ports) in str(error.value)
     assert port_range(resolve({"stream-ports": "9500"}).running) == range(9500, 9501)
     assert port_range(resolve({"stream-ports": "1-65535"}).running) == range(1, 65536)
 

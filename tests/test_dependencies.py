@@ -1,6 +1,5 @@
 """Imports are declared: the package's as dependencies, the tests' in its extra."""
 
-import ast
 import os
 import re
 import subprocess
@@ -32,11 +31,12 @@ def normal(name: str) -> str:
 
 def imported(source: str) -> Iterator[str]:
     """The packages that are imported, at the top or in a function."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.split(".")[0]
+    lines = re.findall(r"^[ \t]*((?:import|from) [^.\n].*)", source, re.MULTILINE)
+    for line in lines:
+        if of := re.match(r"from (\w+)[\w.]* import\b", line):
+            yield of[1]
+        elif line.startswith("import "):
+            yield from re.findall(r"(?:^import |, *)(\w+)", line)
 
 
 def sources(folder: str) -> Iterator[str]:
@@ -79,11 +79,9 @@ def asked_for() -> list[str]:
     return [each for name in ("hf", "serve", "sweep", "tensorboard") for each in extras[name]]
 
 
-@pytest.mark.parametrize(
-    "source", ["import {}", "from {}.io import x", "def f():\n    import a, {}.b as c"]
-)
-def test_no_import_is_overlooked(source: str) -> None:
-    assert "hidden" in imported(source.format("hidden"))
+def test_no_import_is_overlooked() -> None:
+    for source in ("import {}", "from {}.io import x", "def f():\n    import a, {}.b as c"):
+        assert "hidden" in imported(source.format("hidden"))
 
 
 # --- the lock files of deployments and of development --------------------------------------------

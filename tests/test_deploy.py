@@ -90,20 +90,14 @@ class Deployed:
         self, command: list[str], log: str, home: str = "", **environment: str
     ) -> subprocess.Popen[bytes]:
         """Start a command as a user would, from the checkout."""
-        scripts = Path(sys.executable).parent
+        own = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        own |= {"FLWR_HOME": str(self.home / home), "PORT": str(self.port)}
+        own |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
         with (self.folder / log).open("wb") as output:
             process = subprocess.Popen(
                 command,
                 cwd=CHECKOUT,
-                env={
-                    **os.environ,
-                    "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
-                    "FLWR_HOME": str(self.home / home),
-                    "FLWR_TELEMETRY_ENABLED": "0",
-                    "FLWR_DISABLE_UPDATE_CHECK": "1",
-                    "PORT": str(self.port),
-                    **environment,
-                },
+                env={**os.environ, **own, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -290,11 +284,8 @@ def test_strangers_fill_neither_memory_nor_log_and_a_run_goes_on(
 ) -> None:
     run = Run(tmp_path / "attacked")
     keys = {**deployed.dataset, "strategy": "split-nn", "epochs": 1000, "patience": 0, "window": 1}
-    keys |= {
-        "eval-every": 10.0,
-        "session-seconds": 20,
-        "out": str(run.folder),
-    }  # sessions are opened by the proxy
+    # Sessions are opened by the proxy.
+    keys |= {"eval-every": 10.0, "session-seconds": 20, "out": str(run.folder)}
     running = deployed.flwr_run("attacked.log", **keys)
     until(lambda: evaluations(run) >= 1, STARTING)
 

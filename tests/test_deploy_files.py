@@ -49,12 +49,26 @@ def ran(*words: str | Path, folder: Path = CHECKOUT) -> subprocess.CompletedProc
 # --- images -------------------------------------------------------------------------------------
 
 
-def test_the_linter_finds_nothing_in_the_dockerfile(tmp_path: Path) -> None:
-    found = ran("hadolint", DEPLOY / "Dockerfile")
+MEANT = "--exclude=SC1007,SC2174"  # `CDPATH= cd`, and `mkdir -p -m`: the umask protects parents
+LINTED: dict[str, tuple[list[str], list[Path], str]] = {
+    "Dockerfile": (
+        *(["hadolint"], [DEPLOY / "Dockerfile"], "FROM python:latest\nRUN cd /x\nCMD python\n"),
+    ),
+    "bad.sh": (
+        *(["shellcheck", MEANT], sorted(DEPLOY.glob("*.sh")), "#!/bin/bash\nrm -rf $1/*\n"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LINTED)
+def test_a_linter_finds_nothing_in_the_dockerfile_and_the_scripts(
+    name: str, tmp_path: Path
+) -> None:
+    linter, files, text = LINTED[name]
+    found = ran(*linter, *files)
     assert found.returncode == 0, found.stdout
-    bad = tmp_path / "Dockerfile"
-    bad.write_text("FROM python:latest\nRUN cd /x\nCMD python\n")
-    assert ran("hadolint", bad).returncode != 0  # the control
+    (tmp_path / name).write_text(text)
+    assert ran(*linter, tmp_path / name).returncode != 0  # the control
 
 
 def test_an_image_is_pinned_installed_by_hashes_and_runs_as_no_root() -> None:
@@ -80,16 +94,6 @@ def test_an_image_copies_what_is_there_and_no_more_than_its_context_has() -> Non
             assert any(fnmatch(source, each) or source.startswith(f"{each}/") for each in kept)
     scripts = {source for stage in STAGES.values() for source in stage.copies}
     assert all(os.access(CHECKOUT / each, os.X_OK) for each in scripts if each.endswith(".sh"))
-
-
-def test_the_linter_finds_nothing_in_the_scripts(tmp_path: Path) -> None:
-    """It dislikes `CDPATH= cd`, and `mkdir -p -m`, whose parent folders the umask protects."""
-    meant = "--exclude=SC1007,SC2174"
-    found = ran("shellcheck", meant, *sorted(DEPLOY.glob("*.sh")))
-    assert found.returncode == 0, found.stdout
-    bad = tmp_path / "bad.sh"
-    bad.write_text("#!/bin/bash\nrm -rf $1/*\n")
-    assert ran("shellcheck", meant, bad).returncode != 0  # the control
 
 
 # --- compose ------------------------------------------------------------------------------------
@@ -131,16 +135,15 @@ def test_services_of_the_compose_file_have_no_rights_that_they_do_not_need() -> 
 
 
 def test_parties_of_the_compose_file_reach_the_label_holder_alone() -> None:
-    of_parties = [set(SERVICES[f"party-{party}"]["networks"]) for party in range(2)]
-    assert not of_parties[0] & of_parties[1]
-    for networks in of_parties:
-        assert networks < set(SERVICES["label-holder"]["networks"])
-        assert all(COMPOSE["networks"][each] == {"internal": True} for each in networks)
-    volumes = [
-        {volume for volume, _ in mounts(SERVICES[f"party-{each}"]).values()} for each in (0, 1)
-    ]
-    assert not volumes[0] & volumes[1]
-    assert not volumes[0] & {volume for volume, _ in mounts(SERVICES["label-holder"]).values()}
+    holder = SERVICES["label-holder"]
+    parties = [SERVICES[f"party-{party}"] for party in range(2)]
+    networks = [set(each["networks"]) for each in parties]
+    assert not networks[0] & networks[1]
+    for each in networks:
+        assert each < set(holder["networks"])
+        assert all(COMPOSE["networks"][name] == {"internal": True} for name in each)
+    volumes = [{volume for volume, _ in mounts(each).values()} for each in (*parties, holder)]
+    assert not volumes[0] & volumes[1] and not volumes[0] & volumes[2]
 
 
 def test_services_start_in_order_and_wait_for_what_can_be_waited_for() -> None:
@@ -225,17 +228,15 @@ def test_pods_have_no_rights_that_they_do_not_need(role: str) -> None:
             if each["name"] != "run":
                 assert writable == {*STAGES[role].volumes, TMP}
                 assert {"livenessProbe", "startupProbe"} <= each.keys()
+    if role == "label-holder":  # training and service have the same SuperLink
+        folder = DEPLOY / "kubernetes/label-holder"
+        train, serve = pods(documents(folder / "train.yaml", folder / "serve.yaml"))
+        assert train["initContainers"] == serve["initContainers"]
+        assert train["volumes"] == serve["volumes"]
+        assert train["initContainers"][0]["restartPolicy"] == "Always"
     policies = [each["spec"] for each in found if each["kind"] == "NetworkPolicy"]
     of_all = [each for each in policies if each["podSelector"] == {}]
     assert [each["policyTypes"] for each in of_all] == [["Ingress", "Egress"]]
-
-
-def test_training_and_service_have_the_same_superlink() -> None:
-    folder = DEPLOY / "kubernetes/label-holder"
-    train, serve = pods(documents(folder / "train.yaml", folder / "serve.yaml"))
-    assert train["initContainers"] == serve["initContainers"]
-    assert train["volumes"] == serve["volumes"]
-    assert train["initContainers"][0]["restartPolicy"] == "Always"
 
 
 # --- systemd ------------------------------------------------------------------------------------

@@ -36,26 +36,15 @@ def _quiet() -> None:
     logging.getLogger("flwr").setLevel(logging.WARNING)
 
 
-@pytest.mark.parametrize("name", vfl_flower.__all__)
-def test_every_public_name_has_an_example(name: str) -> None:
-    assert examples_of(getattr(vfl_flower, name), name)
+def test_every_public_name_has_an_example() -> None:
+    assert all(examples_of(getattr(vfl_flower, name), name) for name in vfl_flower.__all__)
+    assert not examples_of(run, "run")  # the control
 
 
 @pytest.mark.one_by_day
-@pytest.mark.parametrize("name", [n for n in vfl_flower.__all__ if n not in STARTS_PROCESSES])
+@pytest.mark.parametrize("name", sorted(vfl_flower.__all__, key=STARTS_PROCESSES.__contains__))
 def test_an_example_runs(name: str) -> None:
     assert run(getattr(vfl_flower, name), name) == []
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", STARTS_PROCESSES)
-def test_an_example_that_starts_processes_runs(name: str) -> None:
-    assert run(getattr(vfl_flower, name), name) == []
-
-
-def test_a_name_without_an_example_is_found() -> None:
-    """The control."""
-    assert not examples_of(run, "run")
 
 
 def test_an_example_that_prints_something_else_is_found() -> None:

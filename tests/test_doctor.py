@@ -15,6 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests import doctored
+from tests.conftest import Capsys, Patch
 from tests.doctored import HOST, PORTS, dated, found, keys, quick, write_key
 from tests.organisations import contents
 from vfl_flower.config.errors import ConfigError
@@ -25,16 +26,9 @@ from vfl_flower.tools.cli import main
 from vfl_flower.tools.doctor import credentials, machine, network
 from vfl_flower.tools.doctor.examine import examine, role_of
 from vfl_flower.tools.doctor.finding import HINT, OK, PROBLEM, WARNING, Finding
+from vfl_flower.tools.doctor.machine import compiled_modules
 
 GIB = 2**30
-
-
-@pytest.fixture(autouse=True)
-def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests may run without bytecode: all is well, except in the test of that."""
-    if "bytecode" not in request.node.name:
-        finding = Finding("bytecode", OK, "")
-        monkeypatch.setattr(machine, "compiled_modules", lambda: finding)
 
 
 __all__ = ["keys", "quick"]
@@ -55,31 +49,33 @@ def results(*named: Path, superlink: str = "", ports: str = PORTS) -> dict[str, 
 # --- the command --------------------------------------------------------------------------------
 
 
-def test_all_is_well_with_new_keys_and_the_exit_code_is_0(
-    keys: Path, mine: Path, capsys: pytest.CaptureFixture[str]
+def test_a_warning_and_a_problem_make_the_exit_code_1(
+    keys: Path, mine: Path, capsys: Capsys
 ) -> None:
+    states = mine / "vfl-flower"
+    states.mkdir(0o700)
+    write_sealed(states / "sums.key", bytes(32))
+    before = [contents(folder) for folder in (keys, mine, states)]
     assert main(["doctor", str(keys), str(mine)]) == 0
+    assert [contents(folder) for folder in (keys, mine, states)] == before  # nothing is changed
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["check", "result", "finding"] and lines[-1] == "All is well."
     checks = {line.split("  ")[0] for line in lines[1:-1]}
     assert {"certificate", "host name", "key", "secrets", "folder", "space", "protocol"} <= checks
-
-
-@pytest.mark.parametrize(
-    ("days", "said", "code"),
-    [(29.5, "1 warning.", 1), (-1, "1 problem.", 1), (31, "All is well.", 0)],
-)
-def test_a_warning_and_a_problem_make_the_exit_code_1(
-    days: float, said: str, code: int, mine: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    dated(mine, -2, days)
-    (mine / "superlink.key").unlink()
-    assert main(["doctor", str(mine)]) == code
-    assert capsys.readouterr().out.splitlines()[-1] == said
+    assert main(["doctor", str(mine), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    listed = [Finding(**each).check for each in printed["findings"]]
+    assert listed == [each.check for each in examine([mine], "", PORTS, None)]
+    assert printed["versions"]["flwr"] and len(printed["code"]) == 64
+    for days, said in ((29.5, "1 warning."), (-1, "1 problem."), (31, "All is well.")):
+        dated(mine, -2, days)
+        (mine / "superlink.key").unlink()
+        assert main(["doctor", str(mine)]) == (said != "All is well.")
+        assert capsys.readouterr().out.splitlines()[-1] == said
 
 
 def test_a_terminal_of_80_columns_shows_each_finding(
-    mine: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    mine: Path, capsys: Capsys, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(terminal, "on_terminal", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
@@ -93,36 +89,12 @@ def test_a_terminal_of_80_columns_shows_each_finding(
     assert "Ask the label holder" in words or "Ask the label" in words
 
 
-def test_json_has_the_same_findings(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", str(mine), "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    listed = [Finding(**each) for each in printed["findings"]]
-    checks = [each.check for each in examine([mine], "", PORTS, None)]
-    assert [each.check for each in listed] == checks
-    assert printed["versions"]["flwr"] and len(printed["code"]) == 64
-
-
-def test_nothing_is_changed(keys: Path, mine: Path, tmp_path: Path) -> None:
-    states = mine / "vfl-flower"
-    states.mkdir(0o700)
-    write_sealed(states / "sums.key", bytes(32))
-    before = [contents(folder) for folder in (keys, mine, states)]
-    found(keys, mine)
-    assert [contents(folder) for folder in (keys, mine, states)] == before
-
-
-@pytest.mark.parametrize(
-    "text", ["", "host", "host:", "host:x", "http://host:1", "a@host:1", "h:0"]
-)
-def test_an_address_needs_a_host_and_a_port(text: str, mine: Path) -> None:
-    if text:
+def test_an_address_needs_a_host_a_port_and_a_folder_with_its_certificate(mine: Path) -> None:
+    for text in ("host", "host:", "host:x", "http://host:1", "a@host:1", "h:0"):
         with pytest.raises(ConfigError, match="is not HOST:PORT"):
             examine([mine], text, PORTS, None)
     assert network.address("vfl.bank.example:8000") == ("vfl.bank.example", 8000)
     assert str(network.address("[::1]:8000")) == "[::1]:8000"
-
-
-def test_an_address_needs_a_folder_with_its_certificate(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"needs the certificate superlink\.crt"):
         examine([], f"{HOST}:1", PORTS, None)
 
@@ -185,47 +157,49 @@ def test_a_party_may_trust_an_old_certificate_beside_a_new_one(mine: Path, keys:
 NAMED = HOST, "localhost", "vfl.bank.example"
 
 
-@pytest.mark.parametrize("host", [*NAMED, "bank.example", "a.b.bank.example", "127.0.0.2"])
-def test_a_certificate_names_the_host(host: str, keys: Path) -> None:
+def test_a_certificate_names_the_host(keys: Path) -> None:
     with reserved_port() as port:  # nobody listens
-        finding = found(keys, superlink=f"{host}:{port}")["host name"][0]
-    assert finding.result == (OK if host in NAMED else PROBLEM)
+        for host in (*NAMED, "bank.example", "a.b.bank.example", "127.0.0.2"):
+            finding = found(keys, superlink=f"{host}:{port}")["host name"][0]
+            assert finding.result == (OK if host in NAMED else PROBLEM), host
 
 
 def _of_another(folder: Path, name: str, *password: bytes) -> None:
     write_key(folder / name, ec.generate_private_key(ec.SECP384R1()), *password)
 
 
+HARMS: dict[Callable[[Path, str], Any], str] = {
+    _of_another: "does not belong to its public half",
+    lambda folder, name: (folder / name).unlink(): "is missing",
+    lambda folder, name: (folder / name).write_bytes(b"no key"): "cannot be read",
+    lambda folder, name: _of_another(folder, name, b"word"): "cannot be read",
+}
+
+
 @pytest.mark.parametrize("role", ["superlink", "supernode"])
-@pytest.mark.parametrize(
-    ("harm", "words"),
-    [
-        (_of_another, "does not belong to its public half"),
-        (lambda folder, name: (folder / name).unlink(), "is missing"),
-        (lambda folder, name: (folder / name).write_bytes(b"no key"), "cannot be read"),
-        (lambda folder, name: _of_another(folder, name, b"word"), "cannot be read"),
-    ],
-)
-def test_a_key_belongs_to_its_public_half(
-    role: str, harm: Callable[[Path, str], None], words: str, keys: Path, mine: Path
-) -> None:
+def test_a_key_belongs_to_its_public_half(role: str, keys: Path, mine: Path) -> None:
     folder = keys if role == "superlink" else mine
-    assert found(folder)["key"][0].result == OK
-    harm(folder, f"{role}.key")
-    (finding,) = found(folder)["key"]
-    assert finding.result == PROBLEM and words in finding.said
+    key = folder / f"{role}.key"
+    content = key.read_bytes()
+    for harm, words in HARMS.items():
+        key.touch()
+        key.write_bytes(content)
+        key.chmod(0o600)
+        assert found(folder)["key"][0].result == OK
+        harm(folder, key.name)
+        (finding,) = found(folder)["key"]
+        assert finding.result == PROBLEM and words in finding.said
 
 
-@pytest.mark.parametrize("name", ["superlink.crt", "superlink.key", "loopback.key"])
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
-def test_others_may_read_a_certificate_and_no_key(name: str, mode: int, keys: Path) -> None:
-    (keys / name).chmod(mode)
-    said = found(keys)["secrets"]
-    if name.endswith(".crt"):
-        assert [each.result for each in said] == [OK]
-    else:
-        assert [each.result for each in said] == [PROBLEM]
-        assert f"(mode {mode:04o}). Run `chmod 600 {keys / name}`" in said[0].said
+def test_others_may_read_a_certificate_and_no_key(keys: Path) -> None:
+    for name in ("superlink.crt", "superlink.key", "loopback.key"):
+        for mode in (0o640, 0o604, 0o620):
+            (keys / name).chmod(mode)
+            (said,) = found(keys)["secrets"]
+            assert said.result == (OK if name.endswith(".crt") else PROBLEM)
+            told = f"(mode {mode:04o}). Run `chmod 600 {keys / name}`" in said.said
+            assert told == (said.result == PROBLEM)
+        (keys / name).chmod(0o600)
 
 
 def test_a_damaged_certificate_is_a_problem_of_all_that_need_it(keys: Path, mine: Path) -> None:
@@ -238,42 +212,31 @@ def test_a_damaged_certificate_is_a_problem_of_all_that_need_it(keys: Path, mine
 # --- folders ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("mode", "result", "words"),
-    [
+def test_others_may_not_list_or_change_a_folder_or_own_it(mine: Path, monkeypatch: Patch) -> None:
+    for mode, result, words in (
         (0o700, OK, "Nobody else can change"),
         (0o755, WARNING, "Run `chmod 700 "),
         (0o777, PROBLEM, "Other users can change"),
-    ],
-)
-def test_others_may_not_list_or_change_a_folder(
-    mode: int, result: str, words: str, mine: Path
-) -> None:
-    mine.chmod(mode)
-    (finding,) = found(mine)["folder"]
-    assert finding.result == result and words in finding.said
-
-
-@pytest.mark.parametrize(
-    ("free", "result"), [(2 * GIB, OK), (0.5 * GIB, WARNING), (0.05 * GIB, PROBLEM), (0, PROBLEM)]
-)
-def test_a_disk_has_space(
-    free: float, result: str, mine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = SimpleNamespace(free=int(free))
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
-    (finding,) = found(mine)["space"]
-    assert finding.result == result
-    assert ("Delete old files." in finding.said) == (result != OK)
-    with (mine / "checkpoint.npz").open("wb") as file:  # which could not be replaced
-        os.truncate(file.fileno(), 2 * GIB)  # without blocks on the disk
-    assert credentials.space(mine).result == PROBLEM
-
-
-def test_a_folder_of_another_user_is_a_problem(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ):
+        mine.chmod(mode)
+        (finding,) = found(mine)["folder"]
+        assert finding.result == result and words in finding.said
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     (finding,) = found(mine)["folder"]
     assert finding.result == PROBLEM and "as the user who owns it" in finding.said
+
+
+def test_a_disk_has_space(mine: Path, monkeypatch: Patch) -> None:
+    for free, result in ((2, OK), (0.5, WARNING), (0.05, PROBLEM), (0, PROBLEM)):
+        usage = SimpleNamespace(free=int(free * GIB))
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder, usage=usage: usage)
+        (finding,) = found(mine)["space"]
+        assert finding.result == result
+        assert ("Delete old files." in finding.said) == (result != OK)
+    usage.free = 2 * GIB
+    with (mine / "checkpoint.npz").open("wb") as file:  # which could not be replaced
+        os.truncate(file.fileno(), 2 * GIB)  # without blocks on the disk
+    assert credentials.space(mine).result == PROBLEM
 
 
 def test_states_and_secrets_of_a_side_are_whole(mine: Path) -> None:
@@ -298,34 +261,29 @@ def test_states_and_secrets_of_a_side_are_whole(mine: Path) -> None:
 # --- this machine -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("variables", "result"),
-    [
-        ({}, None),
-        ({"https_proxy": "http://user:secret@10.0.0.1:3128"}, WARNING),
-        ({"HTTP_PROXY": "http://10.0.0.1:3128", "no_proxy": "bank.example"}, WARNING),
-        ({"https_proxy": "http://10.0.0.1:3128", "no_proxy": "127.0.0.1,localhost"}, OK),
-    ],
-)
-def test_a_proxy_that_takes_calls_to_this_machine_is_a_warning(
-    variables: dict[str, str], result: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proxy_that_takes_calls_to_this_machine_is_a_warning(monkeypatch: Patch) -> None:
     for kind in ("http", "https", "all", "no"):
         monkeypatch.delenv(f"{kind}_proxy", raising=False)
         monkeypatch.delenv(f"{kind}_proxy".upper(), raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    found = list(machine.proxies())
-    assert [each.result for each in found] == ([result] if result else [])
-    assert "secret" not in str(found)
+    there = "http://user:secret@10.0.0.1:3128"
+    for variables, results in (
+        ({}, []),
+        ({"https_proxy": there}, [WARNING]),
+        ({"HTTP_PROXY": there, "no_proxy": "bank.example"}, [WARNING]),
+        ({"https_proxy": there, "no_proxy": "127.0.0.1,localhost"}, [OK]),
+    ):
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            found = list(machine.proxies())
+        assert [each.result for each in found] == results
+        assert "secret" not in str(found)
 
 
-def test_two_organisations_compare_versions_and_code(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_organisations_compare_versions_and_code(tmp_path: Path, capsys: Capsys) -> None:
     assert main(["doctor", "--json"]) == 0
     there = json.loads(capsys.readouterr().out)
-    file = tmp_path / "there.json"
+    code, file = there["code"], tmp_path / "there.json"
 
     def compared(**changed: Any) -> dict[str, str]:
         file.write_text(json.dumps({**there, **changed}))
@@ -339,6 +297,7 @@ def test_two_organisations_compare_versions_and_code(
     assert compared(versions=older) == {"compared protocol": OK, "compared versions": WARNING}
     assert main(["doctor", "--compare", str(file)]) == 1
     printed = capsys.readouterr().out
+    assert f"code {code[:4]} {code[4:8]} {code[8:12]} {code[12:16]}" in " ".join(printed.split())
     assert "\\x1b[2J" in printed and "\x1b" not in printed and "9" * 40 not in printed
     for text in ("", "[]", "{}", '{"versions": 1, "protocol": 1, "code": ""}'):
         file.write_text(text)
@@ -346,14 +305,7 @@ def test_two_organisations_compare_versions_and_code(
             examine([], "", PORTS, file)
 
 
-def test_both_sides_can_read_the_code_to_each_other(capsys: pytest.CaptureFixture[str]) -> None:
-    code = machine.description()["code"]
-    main(["doctor"])
-    (line,) = [each for each in capsys.readouterr().out.splitlines() if each.startswith("protocol")]
-    assert f"{code[:4]} {code[4:8]} {code[8:12]} {code[12:16]}" in line
-
-
-def test_modules_have_bytecode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_have_bytecode(tmp_path: Path, monkeypatch: Patch) -> None:
     package = tmp_path / "node_of_a_test"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -363,21 +315,17 @@ def test_modules_have_bytecode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(sys, "dont_write_bytecode", not may_write)
         monkeypatch.delitem(sys.modules, "node_of_a_test", raising=False)
         importlib.import_module("node_of_a_test")
-        finding = machine.compiled_modules()
+        finding = compiled_modules()
         assert finding.result == result
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    assert machine.compiled_modules().result == OK  # they are there already
+    assert compiled_modules().result == OK  # they are there already
     shutil.rmtree(package / "__pycache__")
-    said = machine.compiled_modules().said
+    said = compiled_modules().said
     assert "PYTHONDONTWRITEBYTECODE is set" in said and f"-q {tmp_path}`" in said
     monkeypatch.delitem(sys.modules, "node_of_a_test")
 
 
-@pytest.mark.parametrize(
-    ("most", "result"), [(256, WARNING), (1024, OK), (resource.RLIM_INFINITY, OK)]
-)
-def test_a_process_may_open_many_files(
-    most: int, result: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (128, most))
-    assert machine.open_files().result == result
+def test_a_process_may_open_many_files(monkeypatch: Patch) -> None:
+    for most, result in ((256, WARNING), (1024, OK), (resource.RLIM_INFINITY, OK)):
+        monkeypatch.setattr(resource, "getrlimit", lambda which, most=most: (128, most))
+        assert machine.open_files().result == result

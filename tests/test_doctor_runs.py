@@ -58,35 +58,24 @@ def test_a_whole_run_has_all_and_predicts(run: Path) -> None:
     predict_local({"model": str(run)})
 
 
-@pytest.mark.parametrize("how", ["damaged", "cut", "missing"])
-def test_a_run_without_a_whole_checkpoint_is_a_problem(run: Path, how: str) -> None:
-    file = run / checkpoint.FILE
+@pytest.mark.parametrize("how", ["damaged", "cut", "missing", "another party's"])
+@pytest.mark.parametrize("check", ["checkpoint", "party states"])
+def test_a_run_without_a_whole_checkpoint_or_the_states_of_its_parties_is_a_problem(
+    run: Path, check: str, how: str
+) -> None:
+    file = run / checkpoint.FILE if check == "checkpoint" else kept_state(run, 1)
     if how == "damaged":
         harmed(file)
     elif how == "cut":
         file.write_bytes(file.read_bytes()[:-10])
-    else:
-        file.unlink()
-    every = found(run)
-    assert every["checkpoint"].result == PROBLEM
-    assert ("has no checkpoint.npz" if how == "missing" else "is damaged") in every[
-        "checkpoint"
-    ].said
-    with pytest.raises(VflError):
-        predict_local({"model": str(run)})
-
-
-@pytest.mark.parametrize("how", ["damaged", "missing", "another party's"])
-def test_a_run_without_the_states_of_its_parties_is_a_problem(run: Path, how: str) -> None:
-    file = kept_state(run, 1)
-    if how == "damaged":
-        harmed(file)
     elif how == "missing":
         file.unlink()
     else:
         shutil.copy(kept_state(run, 0), file)
-    (finding,) = [each for check, each in found(run).items() if check == "party states"]
-    assert finding.result == PROBLEM and "Party 1" in finding.said
+    finding = found(run)[check]
+    said = "has no checkpoint.npz" if how == "missing" else "is damaged"
+    assert finding.result == PROBLEM
+    assert (said if check == "checkpoint" else "Party 1") in finding.said
     with pytest.raises(VflError):
         predict_local({"model": str(run)})
 
@@ -149,28 +138,21 @@ def test_others_may_not_read_the_tokens_of_a_service(run: Path) -> None:
         assert finding.result == result and token.name in finding.said
 
 
-@pytest.mark.parametrize("how", ["whole", "damaged", "missing", "short"])
-def test_a_private_run_has_the_journal_of_its_releases(tmp_path: Path, how: str) -> None:
-    keys = {
-        "strategy": "dpzv",
-        "epsilon": 8.0,
-        "delta": 1e-3,
-        "batch-size": 64,
-        "checkpoint-every": 4,
-    }
-    run = made(tmp_path / "run", **keys)
+def test_a_private_run_has_the_journal_of_its_releases(tmp_path: Path) -> None:
+    keys = {"strategy": "dpzv", "epsilon": 8.0, "delta": 1e-3}
+    run = made(tmp_path / "run", **keys, **{"batch-size": 64, "checkpoint-every": 4})
     file = run / checkpoint.JOURNAL
-    if how == "damaged":
-        harmed(file)
-    elif how == "missing":
-        file.unlink()
-    elif how == "short":
-        file.write_bytes(file.read_bytes()[:-40])
-    before = contents(run)
-    finding = found(run)["journal"]
-    assert finding.result == (OK if how == "whole" else PROBLEM)
-    assert str(file) in finding.said
-    assert contents(run) == before
+    content = file.read_bytes()
+    for how in ("whole", "damaged", "short", "missing"):
+        file.write_bytes(content[:-40] if how == "short" else content)
+        if how == "damaged":
+            harmed(file)
+        elif how == "missing":
+            file.unlink()
+        before = contents(run)
+        finding = found(run)["journal"]
+        assert finding.result == (OK if how == "whole" else PROBLEM)
+        assert str(file) in finding.said and contents(run) == before
 
 
 def test_a_run_whose_data_are_gone_is_a_problem(tmp_path: Path) -> None:

@@ -42,9 +42,7 @@ def test_the_value_of_two_bins_by_hand() -> None:
     assert evidence.weights == pytest.approx(weights, abs=1e-12)
     value = (0.6 - 0.25) * weights[0] + (0.4 - 0.75) * weights[1]
     assert evidence.information().value == pytest.approx(value, abs=1e-12)
-
-
-def test_a_class_without_rows_in_a_bin_counts_as_half_a_row() -> None:
+    # A class without rows in a bin counts as half a row.
     evidence = Evidence(np.array([20, 20]), np.array([0.0, 10.0]))
     assert evidence.weights[0] == pytest.approx(np.log((20 / 30) / (0.5 / 10.5)), abs=1e-12)
 
@@ -129,14 +127,11 @@ def test_merged_bins_have_enough_rows_of_each_class() -> None:
         assert min(of_groups.events.min(), (of_groups.rows - of_groups.events).min()) >= 15
 
 
-def test_missing_values_stay_alone_if_they_are_many_and_else_join_the_last_group() -> None:
+def test_missing_values_stay_alone_if_they_are_many_and_noise_needs_larger_bins() -> None:
     rows = np.array([100, 30, 200])
     assert merged(Evidence(rows, 0.3 * rows), 20).tolist() == [0, 0, 1]
-    rows = np.array([100, 100, 30])
+    rows = np.array([100, 100, 30])  # they join the last group
     assert merged(Evidence(rows, 0.3 * rows), 20).tolist() == [0, 1, 1]
-
-
-def test_noise_needs_larger_bins() -> None:
     rows = np.full(10, 100)
     assert len(set(merged(Evidence(rows, 0.3 * rows), 20).tolist())) == 10
     under_noise = Evidence(rows, 0.3 * rows, kept_share(1.0, 2))

@@ -61,15 +61,12 @@ def test_a_model_is_served_and_asked_for_scores_one_by_one(
     assert not list((tmp_path / "here").iterdir()) and not list(tmp_path.glob("vfl-*"))
 
 
-def test_latencies_are_quantiles_of_the_requests() -> None:
-    found = load("serve_scores").figures(np.arange(1.0, 102.0))
-    assert list(found.values()) == ["51.0 ms", "96.0 ms", "100.0 ms", "101.0 ms", "20 requests/s"]
-
-
-def test_make_serve_demo_runs_the_example() -> None:
+def test_make_serve_demo_runs_the_example_and_its_latencies_are_quantiles() -> None:
     words = ["make", "--no-print-directory", "-n", "serve-demo"]
     said = subprocess.run(words, cwd=EXAMPLES.parent, capture_output=True, text=True, check=True)
     assert said.stdout.splitlines()[-1] == ".venv/bin/python examples/serve_scores.py"
+    found = load("serve_scores").figures(np.arange(1.0, 102.0))
+    assert list(found.values()) == ["51.0 ms", "96.0 ms", "100.0 ms", "101.0 ms", "20 requests/s"]
 
 
 @pytest.mark.nightly
@@ -87,15 +84,8 @@ def test_three_kinds_of_data_on_supernodes(tmp_path: Path) -> None:
     ]
     out = str(tmp_path / "run")
     keys: dict[str, Any] = {
-        "dataset": f"files:{tmp_path / 'labels.csv'}",
-        "id": "person",
-        "out": out,
-    }
-    keys |= {
-        "optimizer": "adamw",
-        "party-lr": 0.003,
-        "server-lr": 0.003,
-        "epochs": 12,
+        **{"dataset": f"files:{tmp_path / 'labels.csv'}", "id": "person", "out": out},
+        **{"optimizer": "adamw", "party-lr": 0.003, "server-lr": 0.003, "epochs": 12},
         "noise-seed": 0,
     }
     run = run_supernodes(3, keys, nodes)
@@ -108,10 +98,6 @@ def test_three_kinds_of_data_on_supernodes(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_photographs_and_a_table_are_learned_from_files() -> None:
-    assert load("images/photographs").main() > 0.8
-
-
-@pytest.mark.nightly
-def test_notes_and_values_are_learned_from_files() -> None:
-    assert load("text/notes").main() > 0.8
+@pytest.mark.parametrize("name", ["images/photographs", "text/notes"])
+def test_photographs_notes_and_tables_are_learned_from_files(name: str) -> None:
+    assert load(name).main() > 0.8

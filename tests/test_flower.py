@@ -11,6 +11,7 @@ from tests.fleet import EF_VFL, Fleet, assert_equals, fleet
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 SYNCHRONOUS: list[dict[str, Any]] = [
+    {**EF_VFL, "window": 8},
     {"strategy": "split-nn", "epochs": 5, "window": 8},
     {**EF_VFL, "epochs": 1, "labels": "shared"},
     {**EF_VFL, "epochs": 1, "initial-surrogates": "embeddings"},
@@ -30,13 +31,6 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield each
 
 
-def test_a_run_over_streams_is_the_same_as_in_process(nodes: Fleet, run: Start) -> None:
-    keys = {**EF_VFL, "window": 8}
-    finished = nodes.finish(nodes.submit({**keys, "transport": "stream"}))
-    assert finished.summary["transport"] == "stream"
-    assert_equals(finished, run(2, keys))
-
-
 def test_a_run_over_messages_is_the_same_as_in_process(nodes: Fleet, run: Start) -> None:
     keys = {**EF_VFL, "epochs": 1}
     before = nodes.ends_of_sessions()
@@ -52,6 +46,7 @@ def test_a_synchronous_system_gives_over_streams_what_it_gives_in_process(
     keys: dict[str, Any], nodes: Fleet, run: Start
 ) -> None:
     finished = nodes.finish(nodes.submit({**keys, "transport": "stream"}))
+    assert finished.summary["transport"] == "stream"
     assert_equals(finished, run(2, keys))
 
 

@@ -41,63 +41,48 @@ def test_imports_keep_the_contract(copy: Path) -> None:
     assert status == 0, said
 
 
+_TYPES = "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    "
+_LATE = "def late() -> None:\n    "
+FORBIDDEN = "{} is not allowed to import {}"
+PLANTED = {  # file, import, and what is broken
+    "upwards": (
+        *("vfl_flower/transport/base", "from vfl_flower.label_holder.callbacks import Callback"),
+        FORBIDDEN.format("vfl_flower.transport", "vfl_flower.label_holder"),
+    ),
+    "for types alone": (
+        *("vfl_flower/label_holder/progress", f"{_TYPES}from strategies.vertical import Vertical"),
+        FORBIDDEN.format("vfl_flower.label_holder", "strategies"),
+    ),
+    "in a function": (
+        *("vfl_flower/config/files", f"{_LATE}from vfl_flower.data import ids"),
+        FORBIDDEN.format("vfl_flower.config", "vfl_flower.data"),
+    ),
+    "sideways": (
+        *("vfl_flower/party/party", "from vfl_flower.label_holder.table import Table"),
+        FORBIDDEN.format("vfl_flower.party", "vfl_flower.label_holder"),
+    ),
+    "circle": (
+        *("vfl_flower/label_holder/table", "import vfl_flower.label_holder.label_holder"),
+        "No cycles are allowed in vfl_flower.label_holder",
+    ),
+    "attacks": (
+        *("vfl_flower/tools/operate", f"{_LATE}import vfl_attacks.canary"),
+        FORBIDDEN.format("vfl_flower", "vfl_attacks"),
+    ),
+    "reference": (
+        *("strategies/reference/vafl", "from vfl_flower.data import ids"),
+        FORBIDDEN.format("strategies.reference", "vfl_flower"),
+    ),
+}
+
+
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("file", "planted", "broken"),
-    [
-        (
-            "vfl_flower/transport/base.py",
-            "from vfl_flower.label_holder.callbacks import Callback\n",
-            "vfl_flower.transport is not allowed to import vfl_flower.label_holder",
-        ),
-        (
-            "vfl_flower/label_holder/progress.py",
-            "from typing import TYPE_CHECKING\n\n"
-            "if TYPE_CHECKING:\n    from strategies.vertical import Vertical\n",
-            "vfl_flower.label_holder is not allowed to import strategies",
-        ),
-        (
-            "vfl_flower/config/files.py",
-            "def late() -> None:\n    from vfl_flower.data import ids\n",
-            "vfl_flower.config is not allowed to import vfl_flower.data",
-        ),
-        (
-            "vfl_flower/party/party.py",
-            "from vfl_flower.label_holder.table import Table\n",
-            "vfl_flower.party is not allowed to import vfl_flower.label_holder",
-        ),
-        (
-            "vfl_flower/label_holder/table.py",
-            "from vfl_flower.label_holder.label_holder import LabelHolder\n",
-            "No cycles are allowed in vfl_flower.label_holder",
-        ),
-        (
-            "vfl_flower/tools/operate.py",
-            "def late() -> None:\n    import vfl_attacks.canary\n",
-            "vfl_flower is not allowed to import vfl_attacks",
-        ),
-        (
-            "strategies/reference/vafl.py",
-            "from vfl_flower.data import ids\n",
-            "strategies.reference is not allowed to import vfl_flower",
-        ),
-    ],
-    ids=[
-        "upwards",
-        "for types alone",
-        "in a function",
-        "sideways",
-        "circle",
-        "attacks",
-        "reference",
-    ],
-)
-def test_a_planted_import_breaks_the_contract(
-    copy: Path, file: str, planted: str, broken: str
-) -> None:
-    path = copy / file
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_import_breaks_the_contract(copy: Path, name: str) -> None:
+    file, planted, broken = PLANTED[name]
+    path = copy / f"{file}.py"
     before = path.read_text()
-    path.write_text(f"{before}\n\n{planted}")
+    path.write_text(f"{before}\n\n{planted}\n")
     try:
         status, said = checked(copy)
     finally:

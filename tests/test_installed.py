@@ -13,6 +13,8 @@ from zipfile import ZipFile
 import pytest
 from flwr.cli.build import build_fab_from_disk
 
+from vfl_flower.config import provenance
+
 CHECKOUT = Path(__file__).parent.parent
 SOURCES = "vfl_flower", "strategies", "vfl_attacks", "pyproject.toml", "README.md", "LICENSE"
 
@@ -50,9 +52,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(environment: Path, folder: Path, *arguments: str) -> str:
     command = [str(environment / "bin" / arguments[0]), *arguments[1:]]
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=folder, env=kept, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return subprocess.check_output(command, cwd=folder, env=kept, text=True)
 
 
 @pytest.mark.nightly
@@ -68,61 +68,47 @@ def test_the_command_trains_predicts_and_reports_from_another_folder(
     run(environment, tmp_path, "vfl", "predict", str(tmp_path / "cascaded"))
     run(environment, tmp_path, "vfl", "report", str(tmp_path / "cascaded"))
     assert "<svg" in (tmp_path / "cascaded" / "report.html").read_text()
-
-
-@pytest.mark.nightly
-def test_a_strategies_file_of_the_user_is_not_in_the_way_of_the_command(
-    environment: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "strategies.py").write_text(
+    (tmp_path / "strategies.py").write_text(  # a file of the user is not in the way
         "from vfl_flower.protocol.system import System\n"
         'MINE = System(name="mine", about="split-nn under another name.")\n'
     )
-    keys = "strategy='strategies.py:MINE' dataset='breast-cancer' epochs=1"
-    run(environment, tmp_path, "vfl", "run", "-c", keys, "--out", str(tmp_path / "out"))
+    more = f"{keys} strategy='strategies.py:MINE'"
+    run(environment, tmp_path, "vfl", "run", "-c", more, "--out", str(tmp_path / "out"))
 
 
-def test_an_import_beside_a_strategies_file_of_the_user_says_what_to_do(
-    environment: Path, tmp_path: Path
-) -> None:
+def test_an_import_beside_a_strategies_file_of_the_user_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "strategies.py").touch()
-    python = [str(environment / "bin" / "python"), "-c", "import vfl_flower"]
-    kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(python, cwd=tmp_path, env=kept, capture_output=True, text=True)
+    python, own = [sys.executable, "-c", "import vfl_flower"], {"PYTHONPATH": str(CHECKOUT)}
+    done = subprocess.run(
+        python, cwd=tmp_path, env={**os.environ, **own}, capture_output=True, text=True
+    )
     assert done.returncode == 1
     said = done.stderr.splitlines()[-1]
-    assert f"Python finds {tmp_path / 'strategies.py'} instead of {environment}" in said
+    assert f"Python finds {tmp_path / 'strategies.py'} instead of {CHECKOUT}" in said
     assert "Rename the other file or folder" in said
+
+
+_DIGEST = "from vfl_flower.config.provenance import code_digest; print(code_digest())"
 
 
 @pytest.mark.nightly
 def test_its_code_has_the_digest_of_this_checkout(environment: Path, tmp_path: Path) -> None:
-    ask = "from vfl_flower.config.provenance import code_digest; print(code_digest())"
-    there = run(environment, tmp_path, "python", "-c", ask)
-    here = subprocess.run([sys.executable, "-c", ask], cwd=CHECKOUT, capture_output=True, text=True)
-    assert there == here.stdout
+    here = subprocess.check_output([sys.executable, "-c", _DIGEST], cwd=CHECKOUT, text=True)
+    assert run(environment, tmp_path, "python", "-c", _DIGEST) == here
 
 
-def test_a_change_in_any_folder_changes_the_digest(tmp_path: Path) -> None:
+def test_a_change_in_any_folder_changes_the_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ignored = shutil.ignore_patterns("__pycache__")
     for package in ("vfl_flower", "strategies"):
-        shutil.copytree(CHECKOUT / package, tmp_path / package)
-    ask = "from vfl_flower.config.provenance import code_digest; print(code_digest())"
-
-    def digest() -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True
-        )
-        return done.stdout
-
-    seen = {digest()}
-    for name in (
-        "vfl_flower/protocol/codecs/qsgd.py",
-        "strategies/papers/vafl.py",
-        "vfl_flower/transport/wire.py",
-    ):
-        with (tmp_path / name).open("a") as file:
+        shutil.copytree(CHECKOUT / package, tmp_path / package, ignore=ignored)
+    monkeypatch.setattr(provenance, "_HERE", tmp_path)
+    seen = {provenance.code_digest.__wrapped__()}
+    for name in ("protocol/codecs/qsgd", "../strategies/papers/vafl", "transport/wire"):
+        with (tmp_path / "vfl_flower" / f"{name}.py").open("a") as file:
             file.write("# changed\n")
-        seen.add(digest())
+        seen.add(provenance.code_digest.__wrapped__())
     assert len(seen) == 4
 
 

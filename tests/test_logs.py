@@ -101,7 +101,10 @@ def test_a_line_about_an_error_quotes_no_data(
     assert re.fullmatch(places, record["exception"])
 
 
-def test_an_error_of_this_package_is_its_sentence(written: io.StringIO) -> None:
+def test_an_error_of_this_package_is_its_sentence_also_after_a_second_import(
+    written: io.StringIO,
+) -> None:
+    """A warm process has imported this package, and a task imports it again."""
     assert logs.log is log
     with logs.described("json"):
         try:
@@ -110,10 +113,6 @@ def test_an_error_of_this_package_is_its_sentence(written: io.StringIO) -> None:
             log.error("ServerApp raised an exception", exc_info=error)
     [record] = records(written)
     assert record["message"] == "Party 1 has no file." and record.keys() == OWN
-
-
-def test_an_earlier_copy_of_the_module_hides_no_sentence(written: io.StringIO) -> None:
-    """A warm process has imported this package, and a task imports it again."""
     loaded = spec_from_file_location("vfl_flower.config.logs", logs.__file__)
     assert loaded and loaded.loader
     loggers = log, logging.getLogger("uvicorn.error")
@@ -148,12 +147,18 @@ def test_blocks_add_up_and_other_threads_know_what_lasts(written: io.StringIO) -
     thread = Thread(target=warn)
     thread.start()
     thread.join()
+    node: dict[str, Any] = {"partition-id": 2, "num-partitions": 3, "log-format": "json"}
+    with describe_records(Context(9, 1, node, RecordDict(), {"log-format": "text"})):
+        pass
+    log.warning("Flower says this after the message of a node.")
     lines = written.getvalue().splitlines()
-    assert [line[0] == "{" for line in lines] == [True, False, True, False, True, True]
+    assert [line[0] == "{" for line in lines] == [True, False, True, False, True, True, True]
     inner, here, later, thread_later = (json.loads(lines[at]) for at in (0, 2, 4, 5))
     about = {"run": "7", "role": "party", "party": 0, "request": "r1"}
     assert {key: inner[key] for key in inner.keys() - OWN} == about
     assert here["role"] == "label holder" and later["run"] == thread_later["run"] == "8"
+    of_node = json.loads(lines[6])
+    assert (of_node["run"], of_node["role"], of_node["party"]) == ("9", "party", 2)
 
 
 def test_flowers_handler_ignores_formatters() -> None:
@@ -300,15 +305,6 @@ def test_the_sentence_is_found_in_json_lines_too(written: io.StringIO) -> None:
     assert _cause(_as_text(record)) == "no space left."
     other = '{"time": \n{"time": []}\n{"time": "a"}'
     assert _as_text(other) == other
-
-
-def test_a_party_on_a_node_describes_all_later_records(written: io.StringIO) -> None:
-    node: dict[str, Any] = {"partition-id": 2, "num-partitions": 3, "log-format": "json"}
-    with describe_records(Context(7, 1, node, RecordDict(), {"log-format": "text"})):
-        pass
-    log.warning("Flower says this after the message.")
-    [record] = records(written)
-    assert (record["run"], record["role"], record["party"]) == ("7", "party", 2)
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import pandas as pd
 import pytest
 from sklearn.datasets import load_breast_cancer
 
@@ -56,23 +55,18 @@ def nameless(tmp_path_factory: pytest.TempPathFactory) -> vfl_flower.Model:
 # --- what a name can be -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NO_NAMES, ids=ascii)
-def test_what_is_no_name_is_refused_in_python_at_the_node_and_at_the_label_holder(
-    name: str,
-) -> None:
-    with pytest.raises(ConfigError, match="must have 1 to 30 English letters"):
-        vfl_flower.train({"bank": PARTS["bank"], name: PARTS["shop"]}, Y)
-    with pytest.raises(ConfigError, match=f"name = .* {names.MUST}"):
-        Rules.of({"partition-id": 0, "name": name})
-    with pytest.raises(VflError, match=names.MUST):
-        sent(name)
-    assert names.from_json({"0": name}) == {}
-
-
-@pytest.mark.parametrize("name", ["bank", "a" * 30, "B-2_x"])
-def test_a_plain_name_is_accepted_everywhere(name: str) -> None:
-    assert Rules.of({"partition-id": 0, "name": name}).name == sent(name).name == name
-    assert names.from_json({"0": name}) == {0: name}
+def test_what_is_no_name_is_refused_in_python_at_the_node_and_at_the_label_holder() -> None:
+    for name in NO_NAMES:
+        with pytest.raises(ConfigError, match="must have 1 to 30 English letters"):
+            vfl_flower.train({"bank": PARTS["bank"], name: PARTS["shop"]}, Y)
+        with pytest.raises(ConfigError, match=f"name = .* {names.MUST}"):
+            Rules.of({"partition-id": 0, "name": name})
+        with pytest.raises(VflError, match=names.MUST):
+            sent(name)
+        assert names.from_json({"0": name}) == {}
+    for name in ("bank", "a" * 30, "B-2_x"):
+        assert Rules.of({"partition-id": 0, "name": name}).name == sent(name).name == name
+        assert names.from_json({"0": name}) == {0: name}
 
 
 def sent(name: str) -> Introduction:
@@ -115,15 +109,9 @@ def test_a_mapping_predicts_in_any_order_and_a_list_in_that_of_training(
         np.testing.assert_array_equal(named.predict_proba(given), expected)
     with pytest.raises(PartyError):  # a list in the other order is another matter
         named.predict_proba(list(turned.values()))
-
-
-@pytest.mark.parametrize("given", [{"bank": 0}, {"bank": 0, "other": 1}], ids=str)
-def test_a_mapping_with_other_names_is_a_sentence(named: vfl_flower.Model, given: Any) -> None:
-    with pytest.raises(ConfigError, match="the parties of that run are bank, shop"):
-        named.predict(dict.fromkeys(given, X))
-
-
-def test_a_model_without_names_takes_no_mapping(nameless: vfl_flower.Model) -> None:
+    for names_of in (["bank"], ["bank", "other"]):
+        with pytest.raises(ConfigError, match="the parties of that run are bank, shop"):
+            named.predict(dict.fromkeys(names_of, X))
     with pytest.raises(ConfigError, match="have no names, so give a list"):
         nameless.predict(PARTS)
 
@@ -160,7 +148,11 @@ def test_cards_reports_and_tables_call_parties_by_their_names(
         cards = [(model.folder / f"model_card.{end}").read_text() for end in ("md", "html")]
         for text in (report([model.folder]), str(model), model._repr_html_(), *cards):
             assert f"party {mine}" in text and f"party {others}" not in text
-    assert "data of bank, shop, 200 rows" in report([named.folder])
+    key = named.summary["dataset"]
+    assert key.startswith("memory:")
+    for text in (str(named), (named.folder / "model_card.md").read_text().partition("\n")[0]):
+        assert key not in text
+    assert "<title>split-nn on data of bank, shop, 200 rows</title>" in report([named.folder])
     assert "data of 2 parties, 200 rows" in report([nameless.folder])
 
 
@@ -177,15 +169,6 @@ def test_a_node_configuration_names_a_party_in_its_report(called: str, tmp_path:
 
 
 @of_words
-def test_titles_have_no_name_of_memory(named: vfl_flower.Model) -> None:
-    key = named.summary["dataset"]
-    assert key.startswith("memory:")
-    for text in (str(named), (named.folder / "model_card.md").read_text().partition("\n")[0]):
-        assert key not in text
-    assert "<title>split-nn on data of bank, shop, 200 rows</title>" in report([named.folder])
-
-
-@of_words
 def test_a_hostile_summary_cannot_give_names(named: vfl_flower.Model, tmp_path: Path) -> None:
     summary = dict(named.summary)
     for part in ("<script>x</script>", "ok"):  # the second shows that a name would be seen
@@ -195,7 +178,9 @@ def test_a_hostile_summary_cannot_give_names(named: vfl_flower.Model, tmp_path: 
         assert ("party ok" in text) == (part == "ok") and "script>x" not in text
 
 
-def test_explanations_and_information_values_name_parties(tmp_path: Path) -> None:
+def test_explanations_and_information_values_name_parties(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     feature = {"feature": 0, "value": 0.1, "low": 0.0, "high": 0.2, "bins": 2}
     found: dict[str, Any] = {
         **{"metric": "auc", "baseline": 0.9, "rows": 10, "mode": "exact"},
@@ -205,16 +190,11 @@ def test_explanations_and_information_values_name_parties(tmp_path: Path) -> Non
         for what in ("explanation", "information"):
             (tmp_path / f"{what}.json").write_text(json.dumps({**found, **more}))
             assert f"{called}, feature 0" in features.in_terminal(tmp_path, what)
-
-
-def test_information_values_of_a_run_have_the_names_of_node_configurations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
     monkeypatch.setattr(evidence, "_draw", lambda path, columns: None)  # takes long
     config = {"task": "information", "dataset": "breast-cancer", "information": "exact"}
-    configs = [{"name": "bank"}, {}]
-    vfl_flower.run_local(2, {**config, "out": str(tmp_path)}, node_configs=configs)
-    table = caplog.text + features.in_terminal(tmp_path, "information")
+    out = tmp_path / "information"
+    vfl_flower.run_local(2, {**config, "out": str(out)}, node_configs=[{"name": "bank"}, {}])
+    table = caplog.text + features.in_terminal(out, "information")
     assert "party bank" in table and "party 0" not in table and "party 1, feature 0" in table
 
 
@@ -228,20 +208,24 @@ def test_a_model_of_an_earlier_version_has_numbers(tmp_path: Path) -> None:
     assert "party 0: " in str(model) and "party 1: " in model._repr_html_()
 
 
-def test_a_summary_and_a_model_print_in_short(named: vfl_flower.Model) -> None:
+def test_a_summary_and_a_model_print_in_short(
+    named: vfl_flower.Model, nameless: vfl_flower.Model
+) -> None:
     assert len(repr(named.summary)) < 2000 < len(json.dumps(named.summary))
     assert len(str(named).splitlines()) < 12 and len(repr(named).splitlines()) == 1
+    assert "party 0: 4 columns, party 1: 4 columns" in str(nameless)
+    parties = [{**each, "columns": 1} for each in nameless.summary["by_party"]]
+    about = {**nameless.summary, "by_party": parties}
+    with patch.object(vfl_flower.Model, "summary", about):
+        assert "party 0: 1 column, party 1: 1 column\n" in str(nameless)
 
 
 # --- errors -------------------------------------------------------------------------------------
 
 
-def test_errors_before_a_run_name_the_party() -> None:
-    with pytest.raises(ConfigError, match="Party shop has 5 rows"):
-        vfl_flower.train({**PARTS, "shop": X.iloc[:5]}, Y)
-
-
 def test_errors_of_a_party_name_it_once(named: vfl_flower.Model, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Party shop has 5 rows"):  # before a run
+        vfl_flower.train({**PARTS, "shop": X.iloc[:5]}, Y)
     texts = {**PARTS, "shop": PARTS["shop"].assign(text="x")}
     with pytest.raises(ConfigError) as error:
         vfl_flower.train(texts, Y, out=tmp_path / "run")
@@ -278,7 +262,7 @@ def test_a_notice_names_the_party(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == ["Party shop is back.", "Party 1 is back."]
 
 
-def test_options_are_never_taken_for_features() -> None:
+def test_options_and_features_are_never_taken_for_each_other() -> None:
     rate = {"dataset": "breast-cancer", "party-lr": np.float32(0.1), "epochs": 1}
     assert vfl_flower.train(rate).summary["epochs"] == 1
     with pytest.raises(ConfigError, match=r"columns = .* must be a text"):
@@ -288,17 +272,5 @@ def test_options_are_never_taken_for_features() -> None:
     for value in (X, X.to_numpy()):  # the control: a party may be called as an option
         with pytest.raises(ConfigError, match="Labels are missing"):
             vfl_flower.train({"label": value})
-
-
-def test_one_column_is_no_columns(nameless: vfl_flower.Model) -> None:
-    assert "party 0: 4 columns, party 1: 4 columns" in str(nameless)
-    parties = [{**each, "columns": 1} for each in nameless.summary["by_party"]]
-    about = {**nameless.summary, "by_party": parties}
-    with patch.object(vfl_flower.Model, "summary", about):
-        assert "party 0: 1 column, party 1: 1 column\n" in str(nameless)
-
-
-def test_frames_are_never_taken_for_options(named: vfl_flower.Model) -> None:
     with pytest.raises(ConfigError, match="There is no option 'bank'"):
         vfl_flower.train({"bank": "x"}, list(PARTS.values()), Y)
-    assert isinstance(PARTS["bank"], pd.DataFrame)

@@ -7,13 +7,12 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-import time
 import tomllib
-import urllib.error
 import urllib.request
 import venv
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -33,14 +32,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 def environment_of(home: Path) -> dict[str, str]:
     """Environment variables of a user without a checkout, whose Flower is in this folder."""
     without = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    return {
-        **without,
-        "FLWR_HOME": str(home),
-        "VFL_HOME": str(home / "vfl-flower"),
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_TELEMETRY_ENABLED": "0",
-    }
+    off = {"FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_TELEMETRY_ENABLED": "0"}
+    off |= {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1"}
+    return {**without, **off, "FLWR_HOME": str(home), "VFL_HOME": str(home / "vfl-flower")}
 
 
 def ended(command: list[str], folder: Path, home: Path, code: int = 0) -> str:
@@ -163,15 +157,16 @@ def flower(tmp_path_factory: pytest.TempPathFactory) -> Path:
         start = f"import sys\nfrom {script.module} import {script.attr} as start\n"
         command.write_text(f"#!{home}/bin/python\n{start}sys.exit(start())\n")
         command.chmod(0o755)
-    done = subprocess.run(
-        [str(home / "bin" / "python"), "-c", "import vfl_flower"],
-        cwd=home,
-        env=environment_of(home),
-        capture_output=True,
-        text=True,
-    )
-    assert "No module named 'vfl_flower'" in done.stderr  # the control
+    said = ended([str(home / "bin" / "python"), "-c", "import vfl_flower"], home, home, code=1)
+    assert "No module named 'vfl_flower'" in said  # the control
     return home / "bin"
+
+
+def is_there(port: int) -> bool:
+    """Whether a server answers at this port."""
+    with suppress(OSError):
+        return urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).status == 200
+    return False
 
 
 @pytest.fixture
@@ -195,23 +190,12 @@ def superlink(flower: Path, tmp_path: Path) -> Iterator[Path]:
             start_new_session=True,
         )
         try:
-            deadline = time.monotonic() + 60
-            while not answers(f"http://127.0.0.1:{port}/health"):
-                assert time.monotonic() < deadline and process.poll() is None
-                time.sleep(0.2)
+            until(lambda: process.poll() is not None or is_there(port), 60)
+            assert process.poll() is None
             yield home
         finally:
             stop(process)
     until(lambda: not processes_of(home), 60)  # of Ray, which end once their raylet has
-
-
-def answers(url: str) -> bool:
-    """Whether a server answers at this address."""
-    try:
-        with urllib.request.urlopen(url, timeout=2):
-            return True
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 def test_the_bundle_runs_in_a_simulation_without_the_package(

@@ -70,27 +70,23 @@ def test_a_difference_of_aucs_is_delong_s(digits: int) -> None:
     assert same["value"] == 0 and same["p"] == same["p_of_decisions"] == 1
 
 
-@pytest.mark.parametrize("rows", [6, 20])
-def test_few_people_are_never_sure(rows: int) -> None:
-    """Without any error of one model, DeLong's variance is 0."""
-    labels = np.arange(rows) % 2
-    one, other = scored(labels * 0.5 + 0.2, labels), scored(np.full(rows, 0.5), labels)
-    found = difference(one, other)
-    assert found["value"] == 0.5
-    assert found["p"] == pytest.approx(2.0 ** (1 - rows))
-    assert 0 < found["low"] < 0.5 < found["high"]
-    equal = difference(one, one)
-    assert (equal["low"], equal["high"], equal["p"]) == (0, 0, 1)
-
-
-def test_decisions_are_tested_by_mcnemar_s_exact_test() -> None:
-    """Of 12 people whom one model alone gets right: 10 or more, or 2 or fewer."""
+def test_few_people_are_never_sure_and_decisions_are_tested_by_mcnemar_s_exact_test() -> None:
+    for rows in (6, 20):  # without any error of one model, DeLong's variance is 0
+        labels = np.arange(rows) % 2
+        one, other = scored(labels * 0.5 + 0.2, labels), scored(np.full(rows, 0.5), labels)
+        found = difference(one, other)
+        assert found["value"] == 0.5
+        assert found["p"] == pytest.approx(2.0 ** (1 - rows))
+        assert 0 < found["low"] < 0.5 < found["high"]
+        equal = difference(one, one)
+        assert (equal["low"], equal["high"], equal["p"]) == (0, 0, 1)
+    # Of 12 people whom one model alone gets right: 10 or more, or 2 or fewer.
     y = np.r_[np.ones(50, np.int64), np.zeros(50, np.int64)]
     right = 0.3 + 0.4 * y
-    one, other = right.copy(), right.copy()
-    one[[0, 60]] = 1 - one[[0, 60]]
-    other[10:20] = 1 - other[10:20]
-    found = difference(scored(one, y), scored(other, y))
+    first, second = right.copy(), right.copy()
+    first[[0, 60]] = 1 - first[[0, 60]]
+    second[10:20] = 1 - second[10:20]
+    found = difference(scored(first, y), scored(second, y))
     assert (found["only_one"], found["only_other"]) == (10, 2)
     due = 2 * sum(math.comb(12, k) for k in range(3)) / 2**12
     assert found["p_of_decisions"] == pytest.approx(due, rel=1e-12)
@@ -198,7 +194,7 @@ def test_runs_are_compared_on_the_people_whom_both_held_out(bank: Organisations)
 
 
 def test_runs_on_other_people_or_labels_are_refused(bank: Organisations, tmp_path: Path) -> None:
-    other = cut(tmp_path, cancer(), own=3)
+    other = cut(tmp_path, cancer(rows=200), own=3)
     for each in (other.labels, *other.files):
         change(each, lambda table: table.assign(**{ID: table[ID] + 10**7}))
     other.run("b", KEYS)

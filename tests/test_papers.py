@@ -21,6 +21,7 @@ from benchmarks.papers.draw import through_ends
 from benchmarks.papers.results import Results
 from benchmarks.papers.rows import ACCURACY, Data, Histories, History, Job, Row, last
 from benchmarks.papers.tuning import FACTORS
+from tests.test_benchmarks import Here
 from vfl_flower.protocol.systems import resolve
 
 JOB = Job(2, {"dataset": NAMES.mnist, "party-lr": 0.1, "server-lr": 0.02, "epochs": 3})
@@ -122,37 +123,17 @@ def test_the_best_trial_gives_the_rates_also_to_a_run_like_it(
     assert again.histories(2) == histories and len(asked) == 9 + 4  # nothing is run again
 
 
-@pytest.mark.parametrize(
-    ("row", "option"),
-    [("vafl-fig2", "mnist"), ("laser", "credit"), ("vafl-fig2-cifar", "cifar")],
-)
 def test_missing_data_are_one_sentence_before_any_work(
-    row: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.papers.__main__.data_of", None)
-    here = dict.fromkeys(("mnist", "credit", "cifar"), tmp_path) | {option: tmp_path / "none"}
-    words = [f"--{name}={place}" for name, place in here.items()]
-    monkeypatch.setattr("sys.argv", ["papers", row, "--quick", *words])
-    with pytest.raises(SystemExit, match=f"^--{option}: there is no .*none; give your own .*$"):
-        main()
-
-
-class Here:
-    """An executor that runs at once, in this process."""
-
-    def __init__(self, *_: object) -> None: ...
-
-    def __enter__(self) -> Here:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def submit(self, call: object, *arguments: object) -> object:
-        from concurrent.futures import Future
-
-        future: Future[object] = Future()
-        future.set_result(call(*arguments))  # type: ignore[operator]
-        return future
+    rows = {"vafl-fig2": "mnist", "laser": "credit", "vafl-fig2-cifar": "cifar"}
+    for row, option in rows.items():
+        here = dict.fromkeys(rows.values(), tmp_path) | {option: tmp_path / "none"}
+        words = [f"--{name}={place}" for name, place in here.items()]
+        monkeypatch.setattr("sys.argv", ["papers", row, "--quick", *words])
+        with pytest.raises(SystemExit, match=f"^--{option}: there is no .*none; give your own .*$"):
+            main()
 
 
 def test_a_trial_that_diverged_is_never_the_best() -> None:
@@ -214,12 +195,19 @@ def test_kept_runs_are_found_on_a_machine_that_rounds_otherwise(
     assert found(name)[1].keys() >= {each for each, job in made if nudged(job.keys, 0) != job.keys}
 
 
-def test_a_page_without_its_runs_says_so_and_names_them(
+def test_a_page_of_all_kept_runs_says_nothing_and_names_runs_that_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pages = {template: tmp_path / f"{template.stem}.md" for template in page.PAGES}
+    before = {template: made.read_text() for template, made in page.PAGES.items()}
     monkeypatch.setattr(page, "PAGES", pages)
     monkeypatch.setattr(page, "PICTURES", tmp_path)
+    monkeypatch.setattr("benchmarks.papers.__main__.draw", lambda *given: None)
+    monkeypatch.chdir(tmp_path)  # where no data set is
+    monkeypatch.setattr("sys.argv", ["papers", "page"])
+    main()
+    assert capsys.readouterr().err == ""
+    assert {template: made.read_text() for template, made in pages.items()} == before
     lines = (page.KEPT / "laser.jsonl").read_text().splitlines()
     (tmp_path / "laser.jsonl").write_text("\n".join(lines[1:]) + "\n")
     gone = json.loads(lines[0])
@@ -234,35 +222,15 @@ def test_a_page_without_its_runs_says_so_and_names_them(
     assert all("not run" in made.read_text() for made in pages.values())
 
 
-def test_a_page_of_all_kept_runs_needs_no_data_and_says_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pages = {template: tmp_path / f"{template.stem}.md" for template in page.PAGES}
-    before = {template: made.read_text() for template, made in page.PAGES.items()}
-    monkeypatch.setattr(page, "PAGES", pages)
-    monkeypatch.setattr("benchmarks.papers.__main__.draw", lambda *given: None)
-    monkeypatch.chdir(tmp_path)  # where no data set is
-    monkeypatch.setattr("sys.argv", ["papers", "page"])
-    main()
-    assert capsys.readouterr().err == ""
-    assert {template: made.read_text() for template, made in pages.items()} == before
-
-
 @pytest.mark.parametrize("template", page.PAGES, ids=lambda path: path.stem)
 def test_a_page_is_what_its_template_and_the_kept_runs_give(template: Path) -> None:
     """So no figure on it is typed by hand where the template has none."""
     text = template.read_text()
-    named = set(re.findall(r"\{\{([\w-]+)", text))
-    kept = {}
-    for name in named:
-        runs = Runs(name, NAMES, "", {}, Results(page.KEPT, name, page.KEPT))
-        runs.tune(missing=False)
-        kept[name] = runs.histories(ROWS[name].seeds, missing=False)
-        for job, histories in kept[name].items():
-            assert len(histories) == (ROWS[name].jobs(NAMES)[job].seeds or ROWS[name].seeds), (
-                name,
-                job,
-            )
+    kept = {name: found(name)[0] for name in set(re.findall(r"\{\{([\w-]+)", text))}
+    for name, of in kept.items():
+        jobs = ROWS[name].jobs(NAMES)
+        for job, histories in of.items():
+            assert len(histories) == (jobs[job].seeds or ROWS[name].seeds), (name, job)
     assert page.PAGES[template].read_text() == page.render(text, ROWS, kept)
 
 
@@ -301,17 +269,11 @@ def test_our_runs_on_privacy_draw_noise_from_a_secret_so_that_an_epsilon_holds()
         assert resolve(keys).privacy.calibration == "known"
 
 
-def test_the_page_on_label_privacy_has_the_words_of_a_refusal() -> None:
+def test_the_verdict_on_label_privacy_is_what_the_kept_runs_say() -> None:
     lines = label_privacy.refused({})
     assert len(lines) == 2 + 4
     assert all("'first-order' does not answer by scalars" in line for line in lines[2:])
-
-
-def test_the_verdict_on_label_privacy_is_what_the_kept_runs_say() -> None:
-    name = "label-privacy"
-    kept = Runs(name, NAMES, "", {}, Results(page.KEPT, name, page.KEPT)).histories(
-        3, missing=False
-    )
+    kept, _ = found("label-privacy")
     fewer: dict[str, set[bool]] = {}
     for (pair, epsilon), (labels, scalars) in label_privacy.pairs(kept).items():
         gained = label_privacy.points(labels, scalars)

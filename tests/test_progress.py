@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import vfl_flower
+from tests.conftest import nightly
 from vfl_flower.label_holder import progress
 from vfl_flower.label_holder.callbacks import Callback, RunState
 from vfl_flower.label_holder.progress import Progress, Standing, from_elsewhere, of_run, shown
@@ -19,6 +20,7 @@ from vfl_flower.launch.engines import run_local
 from vfl_flower.results.figures import validated
 from vfl_flower.tools.cli import main
 
+SMALLEST = "dataset='breast-cancer' epochs=1"
 SMALL = "dataset='breast-cancer' epochs=3"
 LAST = {"epoch": 12.0, "validation_loss": 0.25, "test_accuracy": 0.9467, "train_loss": 0.1}
 BEST = {"epoch": 9.0, "validation_loss": 0.21}
@@ -81,15 +83,12 @@ def test_without_patience_or_validation_the_time_left_is_not_at_most() -> None:
     assert words == ["epoch 1 of 4", "test accuracy 0.7500", "1:02:05 left"]
 
 
-def test_the_loss_by_which_a_run_stops_is_told_beside_the_least() -> None:
+def test_the_loss_by_which_a_run_stops_is_told_and_logged_beside_the_least(
+    own_log: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert validated(LAST, BEST) == "validation loss 0.2500 (best 0.2100 at epoch 9)"
     assert validated(BEST, BEST) == "validation loss 0.2100 (best)"
     assert validated({"epoch": 1.0, "validation_loss": None}, {}) == ""
-
-
-def test_a_run_logs_the_loss_by_which_it_stops(
-    own_log: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
     caplog.set_level(logging.INFO, "flwr")
     keys = {"dataset": "breast-cancer", "epochs": 2, "out": str(tmp_path / "run")}
     history = run_local(2, keys).history
@@ -151,44 +150,38 @@ def command(*words: str) -> Callable[[Path], list[str]]:
 RUN = command("run", "-c", SMALL)
 
 
-def test_a_terminal_has_one_line_that_is_gone_at_the_end(
-    terminal: Terminal, tmp_path: Path
+def test_a_terminal_has_one_line_that_is_gone_at_the_end_and_none_if_quiet(
+    terminal: Terminal, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert main([*command("run", "-c", SMALLEST)(tmp_path / "quiet"), "--quiet"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == terminal.getvalue() == ""
+    assert printed.out.startswith("split-nn: test accuracy")
     assert main(RUN(tmp_path)) == 0
     assert "\n" not in terminal.getvalue() and terminal.screen == ""
     assert any(line.startswith("epoch 2") and "val loss" in line for line in terminal.drawn)
     assert all(len(line) < 80 for line in terminal.drawn)
 
 
-def test_elsewhere_there_is_one_line_an_epoch(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("quiet", [False, nightly(True)])
+def test_elsewhere_there_is_one_line_an_epoch_and_none_if_quiet(
+    quiet: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     often = [*RUN(tmp_path)[:2], f"{SMALL} expert='eval-every=0.25'", *RUN(tmp_path)[3:]]
-    assert main(often) == 0
+    assert main([*often, *["--quiet"] * quiet]) == 0
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(" of 3, ")[0] for line in lines] == ["epoch 1", "epoch 2", "epoch 3"]
+    said = [line.split(" of 3, ")[0] for line in lines]
+    assert said == ([] if quiet else ["epoch 1", "epoch 2", "epoch 3"])
     assert all("validation loss" in line and "exchanges/s" in line for line in lines)
-
-
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("live", [True, False])
-def test_quiet_shows_what_came_of_it_alone(
-    live: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
-) -> None:
-    drawn = request.getfixturevalue("terminal") if live else None
-    assert main([*RUN(tmp_path), "--quiet"]) == 0
-    printed = capsys.readouterr()
-    assert printed.err == "" and (drawn is None or drawn.getvalue() == "")
-    assert printed.out.startswith("split-nn: test accuracy")
 
 
 @pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("arguments", "titles"),
     [
-        (["run", "-c", SMALL, "--seeds", "2"], ["seed 0 (1/2)", "seed 1 (2/2)"]),
+        (["run", "-c", SMALLEST, "--seeds", "2"], ["seed 0 (1/2)", "seed 1 (2/2)"]),
         (
-            ["compare", "vafl", "-c", "dataset='breast-cancer' epochs=1"],
+            ["compare", "vafl", "-c", SMALLEST],
             ["vafl (1/4)", "frozen (2/4)", "local-only (3/4)", "centralised (4/4)"],
         ),
     ],
@@ -208,8 +201,7 @@ def test_a_baseline_of_several_runs_says_each_epoch_of_each_party_once(
     """The control: the progress of the whole ends with an equal line for each epoch."""
     if not named:
         monkeypatch.setattr(Progress, "of_part", lambda self, part: Callback())
-    keys = "dataset='breast-cancer' epochs=3 strategy='local-only'"
-    assert main(command("run", "-c", keys, "--parties", "2")(tmp_path)) == 0
+    assert main(command("run", "-c", f"{SMALL} strategy='local-only'")(tmp_path)) == 0
     said = [line.split(",")[0] for line in capsys.readouterr().err.splitlines()]
     each = [f"party {n} alone: epoch {epoch} of 3" for n in (0, 1) for epoch in (1, 2, 3)]
     assert said == (each if named else ["epoch 3 of 3"] * 3)
@@ -233,7 +225,7 @@ def test_a_log_line_takes_the_place_of_the_live_one(terminal: Terminal) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "live", "lines"),
-    [(None, False, 0), (True, False, 2), (False, True, 0), (None, True, 0)],
+    [(None, False, 0), (True, False, 1), (False, True, 0), (None, True, 0)],
 )
 def test_from_python_it_is_shown_where_it_is_asked_for_or_seen(
     asked: bool | None,
@@ -244,8 +236,7 @@ def test_from_python_it_is_shown_where_it_is_asked_for_or_seen(
 ) -> None:
     drawn = request.getfixturevalue("terminal") if live else None
     rows = np.random.default_rng(0).standard_normal((60, 4))
-    keys = {"epochs": 2}
-    vfl_flower.train(keys, [rows[:, :2], rows[:, 2:]], rows[:, 0] > 0, progress=asked)
+    vfl_flower.train({"epochs": 1}, [rows[:, :2], rows[:, 2:]], rows[:, 0] > 0, progress=asked)
     assert len(capsys.readouterr().err.splitlines()) == lines
     assert drawn is None or (bool(drawn.drawn), drawn.screen) == (asked is None, "")
 
@@ -308,7 +299,7 @@ def test_a_file_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
     telling = of_run(tmp_path)
     assert telling
     telling.run = a_run()
-    tmp_path.joinpath(".progress").unlink()
+    (tmp_path / ".progress").unlink()
     tmp_path.rmdir()
     telling.progressed(30, 100)
 

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 import vfl_flower.results.report
-from tests.conftest import ALL_ROWS, Start, of_words
+from tests.conftest import ALL_ROWS, Capsys, Patch, Start, of_words, undrawn
 from vfl_flower.config.run_config import KEYS
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.results import charts
 from vfl_flower.results.charts import COLOURS
 from vfl_flower.results.report import curves, report, write_report
 from vfl_flower.results.report.read import read
@@ -57,6 +58,13 @@ def test_the_parties_traffic_adds_up_to_the_run_s(run: Start, keys: dict[str, An
     for key in ("exchanges", "bytes_up", "bytes_down", "evaluation_bytes"):
         assert sum(each[key] for each in by_party) == finished.summary[key], key
     assert (finished.summary["bytes_up"] > 0) == (keys["strategy"] != "centralised")
+    if keys["strategy"] == "split-nn":
+        assert [each["staleness"] for each in by_party] == [{"mean": 0, "most": 0}] * 3
+
+
+def test_staleness_is_the_others_turns(run: Start) -> None:
+    in_turn = run(3, {**QUICK, "strategy": "vafl"}).summary["by_party"]  # no delays: 0, 1, 2, 0, ..
+    assert [each["staleness"]["mean"] for each in in_turn] == [0, 5, 10]
 
 
 def test_replies_took_the_virtual_seconds_that_were_drawn(run: Start) -> None:
@@ -68,13 +76,6 @@ def test_replies_took_the_virtual_seconds_that_were_drawn(run: Start) -> None:
         expected = {"mean": np.mean(drawn), "most": np.max(drawn)}
         assert each["reply_virtual_seconds"] == pytest.approx(expected, abs=1e-5)
         assert 0 < each["reply_seconds"]["mean"] <= each["reply_seconds"]["most"] < 60
-
-
-def test_staleness_is_zero_in_step_and_the_others_turns_out_of_it(run: Start) -> None:
-    together = run(3, {**QUICK, "strategy": "split-nn"}).summary["by_party"]
-    assert [each["staleness"] for each in together] == [{"mean": 0, "most": 0}] * 3
-    in_turn = run(3, {**QUICK, "strategy": "vafl"}).summary["by_party"]  # no delays: 0, 1, 2, 0, ..
-    assert [each["staleness"]["mean"] for each in in_turn] == [0, 5, 10]
 
 
 # --- the page -----------------------------------------------------------------------------------
@@ -109,6 +110,11 @@ class Page:
     def tiles(self) -> dict[str, str]:
         """The figures on top of the page, by label."""
         return {"".join(tile[0].itertext()): tile[1].text or "" for tile in self.all("dl")[0]}
+
+    @property
+    def tips(self) -> list[str]:
+        """Return what the points of charts say."""
+        return ["".join(each.itertext()) for each in self.all("circle")]
 
     def rings(self, chart: str) -> list[tuple[float, float]]:
         """How far right and how far up the rings of a chart are."""
@@ -154,7 +160,8 @@ def left(folder: Path, evaluations: int = 3, scale: float = 1, **summary: Any) -
 
 
 def test_the_page_of_a_run_tells_its_figures(run: Start) -> None:
-    finished = run(3, {**QUICK, "strategy": "vafl", "delay": "poisson", "party-lr": 0.05})
+    keys = {**QUICK, "epochs": 3, "validation-fraction": 0.2, "party-lr": 0.05}
+    finished = run(3, {**keys, "strategy": "vafl", "delay": "poisson"})
     summary = finished.summary
     page = Page(report([finished.folder]))
     assert page.all("title")[0].text == page.all("h1")[0].text == "vafl on breast-cancer"
@@ -172,9 +179,16 @@ def test_the_page_of_a_run_tells_its_figures(run: Start) -> None:
                 assert float(row[f"{column}, {of}"]) == pytest.approx(each[key][of], rel=0.01)
     assert "No epsilon: no noise was added to what was sent." in page.text
     assert page.table("item")["code digest"]["value"] == summary["code"][:16]
-    # Accuracy, and both losses, against epochs, exchanges, megabytes, seconds, virtual seconds.
-    # Then five curves of the assessment, each with an edge of its band or a second line.
-    assert len(page.lines()) == 5 * (1 + 2) + 5 * 2
+    # Two accuracies and three losses, against epochs, exchanges, megabytes, seconds, virtual
+    # seconds. Then five curves of the assessment, each with an edge of its band or a second line.
+    assert len(page.lines()) == 5 * (2 + 3) + 5 * 2
+    best = summary["best_epoch"]
+    assert tiles["best epoch"] == f"{best:g} of {summary['epochs']:g}"
+    assert [each for each in page.table("epochs") if "best" in each] == [f"best: {best:g}"]
+    [entry] = [each for each in finished.history if each["epoch"] == best]
+    tips = page.tips
+    for kind, key in (("test", "test"), ("validation", "validation"), ("training", "train")):
+        assert f"{kind}: {entry[f'{key}_loss']:.4g} at {best:.4g}, the best epoch" in tips
 
 
 DELAYS = {
@@ -235,7 +249,7 @@ def test_curves_are_drawn_to_scale(tmp_path: Path) -> None:
     assert (y3 - y1) / (y2 - y1) == pytest.approx((1 / 3) / (1 / 4), abs=0.02)
     assert [y for _, y in second] == [y1, y2, y3]
     assert second[0][0] == x2  # twice as many
-    tips = ["".join(each.itertext()) for each in page.all("circle")]
+    tips = page.tips
     assert "vafl, a: 0.5 at 3" in tips and "vafl, b: 0.75 at 12" in tips  # megabytes
     said = [each.attrib["aria-label"] for each in page.all("svg") if "role" in each.attrib]
     assert said[0].startswith("test accuracy against exchanges. ")
@@ -247,21 +261,24 @@ def test_curves_are_drawn_to_scale(tmp_path: Path) -> None:
     assert apart == pytest.approx([apart[0]] * 3, abs=0.2)  # three powers of ten, everywhere
 
 
-def test_runs_are_compared_and_equal_names_told_apart(tmp_path: Path) -> None:
-    folders = [left(tmp_path / name, **more) for name, more in COMPARED.items()]
-    page = Page(report(folders))
-    table = page.table("run", "test accuracy")
-    assert list(table) == ["vafl, a", "vafl, b", "dpzv"]
-    assert table["dpzv"]["epsilon"] == "1.5" and table["vafl, a"]["epsilon"] == "–"
-    assert table["vafl, b"]["MB up"] == "12"
-    assert len(page.points("test accuracy against seconds")) == 3
-
-
 COMPARED: dict[str, dict[str, Any]] = {
     "a": {},
     "b": {"scale": 2},
     "c": {"strategy": "dpzv", "epsilon": 1.5, "delta": 1e-3},
+    "d": {"strategy": "centralised", "scale": 0},
 }
+
+
+def test_runs_are_compared_and_what_sends_nothing_is_a_level(tmp_path: Path) -> None:
+    page = Page(report([left(tmp_path / name, **more) for name, more in COMPARED.items()]))
+    table = page.table("run", "test accuracy")
+    assert list(table) == ["vafl, a", "vafl, b", "dpzv", "centralised"]  # equal names differ
+    assert table["dpzv"]["epsilon"] == "1.5" and table["vafl, a"]["epsilon"] == "–"
+    assert table["vafl, b"]["MB up"] == "12"
+    assert len(page.points("test accuracy against exchanges")) == 3
+    assert len(page.points("test accuracy against seconds")) == 4
+    levels = [each for each in page.lines() if each.get("stroke-dasharray") == LEVEL]
+    assert len(levels) == 4  # accuracy and loss, against exchanges and megabytes
 
 
 @of_words
@@ -271,16 +288,6 @@ def test_a_comparison_s_runs_have_its_titles_and_order(tmp_path: Path) -> None:
     (tmp_path / "compare.json").write_text(json.dumps({"vafl": {}, "small steps": {}}))
     assert [each.title for each in read([tmp_path])] == ["vafl", "small steps", "failed"]
     assert "after 3 epochs: It broke." in Page(report([tmp_path])).text
-
-
-def test_what_sends_nothing_is_a_level(tmp_path: Path) -> None:
-    page = Page(
-        report([left(tmp_path / "a"), left(tmp_path / "b", scale=0, strategy="centralised")])
-    )
-    assert len(page.points("test accuracy against exchanges")) == 1
-    assert len(page.points("test accuracy against seconds")) == 2
-    levels = [each for each in page.lines() if each.get("stroke-dasharray") == LEVEL]
-    assert len(levels) == 4  # accuracy and loss, against exchanges and megabytes
 
 
 def _level(page: Page, chart: str) -> float:
@@ -304,8 +311,7 @@ def test_a_level_is_the_figure_of_the_restored_model(tmp_path: Path, seeds: bool
     said = next(each.attrib["aria-label"] for each in page.all("svg") if "role" in each.attrib)
     assert ("frozen: 0.5." if seeds else "frozen: 0.5 at the best epoch.") in said
     assert "vafl: 0.8333 at the end" in said
-    tips = ["".join(each.itertext()) for each in page.all("circle")]
-    assert any(each.startswith("frozen: 0.5 at 0") for each in tips)
+    assert any(each.startswith("frozen: 0.5 at 0") for each in page.tips)
     without = {key: each for key, each in summary.items() if key not in of_best}
     (restored / "summary.json").write_text(json.dumps(without))
     page = Page(report([moving, restored]))
@@ -363,28 +369,24 @@ def test_validation_rows_choose_the_frontier_and_test_rows_measure_it() -> None:
 
 
 @pytest.mark.nightly
-def test_regression_is_shown_by_r2(tmp_path: Path) -> None:
+def test_regression_is_shown_by_r2_and_an_audit_by_its_attacks(tmp_path: Path) -> None:
     folder = left(tmp_path / "a", test_accuracy=None, test_r2=0.87, test_rmse=1.25)
     lines = (folder / "history.jsonl").read_text().replace("test_accuracy", "test_r2")
     (folder / "history.jsonl").write_text(lines)
-    page = Page(report([folder]))
-    assert "test accuracy" not in page.text and "0.8700" in page.text and "1.25" in page.text
-    assert page.points("R² against exchanges")
-
-
-@pytest.mark.nightly
-def test_attacks_of_an_audit_are_there(tmp_path: Path) -> None:
-    folder = left(tmp_path / "a")
     attack: dict[str, Any] = {"attack": "norms", "attacker": "an eavesdropper", "measure": "AUC"}
     attack |= {"success": 0.9, "guessing": 0.5, "rows": 100}
     (folder / "audit.json").write_text(json.dumps({"attacks": [attack]}))
     (folder / "reconstruction.png").write_bytes(b"rows of a party")
     page = Page(report([folder]))
+    assert "test accuracy" not in page.text and "0.8700" in page.text and "1.25" in page.text
+    assert page.points("R² against exchanges")
     assert page.table("attack")["norms"]["success"] == "0.9000"
     assert not page.all("img")  # the picture shows rows, which are nobody else's business
 
 
-def test_nothing_from_a_file_becomes_part_of_the_page_s_code(tmp_path: Path) -> None:
+def test_nothing_from_a_file_becomes_part_of_the_page_s_code(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     texts = ("strategy", "dataset", "failure", "epsilon_protects", "engine", "schedule", "code")
     hostile: dict[str, Any] = dict.fromkeys(texts, HOSTILE)
     hostile |= {"parties": HOSTILE, "epochs": HOSTILE, "exchanges": 5, "epsilon": 1.0}
@@ -396,23 +398,24 @@ def test_nothing_from_a_file_becomes_part_of_the_page_s_code(tmp_path: Path) -> 
     attack = dict.fromkeys(("attack", "attacker", "measure", "success"), HOSTILE)
     (folder / "audit.json").write_text(json.dumps({"attacks": [attack, HOSTILE]}))
     other = left(tmp_path / "b", **{**hostile, "failure": None, "failed_parties": [HOSTILE]})
+    svg = charts.svg
     for folders in ([folder], [other], [folder, other]):
+        # Only the last page is drawn, since its charts name both runs.
+        monkeypatch.setattr(curves, "svg", svg if len(folders) > 1 else undrawn)
         page = Page(report(folders))
         assert not page.all("script") and not page.all("img")
         assert page.text.count("alert('1')") >= 10
         assert not [key for each in page.root.iter() for key in each.attrib if key[:2] == "on"]
 
 
-@of_words
-def test_characters_that_are_no_text_are_not_on_the_page(tmp_path: Path) -> None:
-    hostile = "a\x00b\x1b[2Jc\ud800d"
-    texts: dict[str, Any] = {"strategy": hostile, "failure": hostile}
-    page = Page(report([left(tmp_path / "a", **texts, versions={hostile: hostile})]))
-    assert page.text.count("a\ufffdb\ufffd[2Jc\ufffdd") >= 4
-
-
-def test_the_page_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
-    page = Page(report([left(tmp_path / "a")]))
+def test_the_page_loads_and_runs_nothing_and_has_headers_and_texts(tmp_path: Path) -> None:
+    party = {"party": 0, "exchanges": 1, "bytes_up": 2, "bytes_down": 3}
+    page = Page(report([left(tmp_path / "a", by_party=[party]), left(tmp_path / "b")]))
+    for table in page.all("table"):
+        assert {each.attrib["scope"] for each in table.iter("th")} == {"col", "row"}
+        assert {each[0].tag for each in table.iter("tr")} == {"th"}
+    for drawn in page.all("svg"):
+        assert drawn.attrib.get("aria-label") or drawn.attrib.get("aria-hidden") == "true"
     assert {each.tag for each in page.root.iter()}.isdisjoint({"script", "link", "iframe", "img"})
     attributes = [(key, value) for each in page.root.iter() for key, value in each.attrib.items()]
     assert not [each for each in attributes if each[0] in ("src", "href") or "://" in each[1]]
@@ -421,16 +424,6 @@ def test_the_page_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
     style = b64encode(sha256((page.all("style")[0].text or "").encode()).digest()).decode()
     assert policy[0].startswith(f"default-src 'none'; style-src 'sha256-{style}';")
     assert not [each for each in attributes if each[0] == "style" or "url(" in each[1]]
-
-
-def test_every_table_has_headers_and_every_picture_a_text(tmp_path: Path) -> None:
-    party = {"party": 0, "exchanges": 1, "bytes_up": 2, "bytes_down": 3}
-    page = Page(report([left(tmp_path / "a", by_party=[party]), left(tmp_path / "b")]))
-    for table in page.all("table"):
-        assert {each.attrib["scope"] for each in table.iter("th")} == {"col", "row"}
-        assert {each[0].tag for each in table.iter("tr")} == {"th"}
-    for drawn in page.all("svg"):
-        assert drawn.attrib.get("aria-label") or drawn.attrib.get("aria-hidden") == "true"
 
 
 ALL = "Finished: ", "all 2 runs."
@@ -452,18 +445,12 @@ def test_the_first_line_says_what_happened(
     (banner,) = page.banners
     assert (banner[0].text, (banner[0].tail or "").strip()) == of_two
     assert "3 epochs" in page.table("run", "how it went")["vafl, a"]["how it went"]
-
-
-@of_words
-def test_a_run_that_failed_before_it_began_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(json.dumps({"strategy": "vafl", "failure": "Too few."}))
     assert "before training began: Too few." in Page(report([tmp_path])).text
-
-
-def test_a_run_that_has_not_finished_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
-    page = Page(report([left(tmp_path / "a", finished=False)]))
-    assert "its last evaluation was after 3 epochs" in page.text and "0.8333" in page.text
-    assert len(page.points("accuracy against exchanges")[0]) == 3
+    hostile = "a\x00b\x1b[2Jc\ud800d"  # characters that are no text are not on the page
+    texts: dict[str, Any] = {"strategy": hostile, "failure": hostile}
+    page = Page(report([left(tmp_path / "c", **texts, versions={hostile: hostile})]))
+    assert page.text.count("a\ufffdb\ufffd[2Jc\ufffdd") >= 4
 
 
 def validated(folder: Path, losses: list[float], **summary: Any) -> Path:
@@ -479,32 +466,22 @@ def validated(folder: Path, losses: list[float], **summary: Any) -> Path:
 def test_the_best_epoch_is_marked_and_validation_stands_beside_training_and_test(
     tmp_path: Path,
 ) -> None:
-    page = Page(report([validated(tmp_path / "a", [0.5, 0.2, 0.3, 0.4], best_epoch=2)]))
+    losses = [0.5, 0.2, 0.3, 0.4]  # of a run that has not finished
+    page = Page(report([validated(tmp_path / "b", losses, finished=False)]))
+    assert len(page.points("accuracy against exchanges")[0]) == 4
+    page = Page(report([validated(tmp_path / "a", losses, best_epoch=2)]))
     assert page.tiles["best epoch"] == "2 of 4"
     assert len(page.points("accuracy against epochs")) == 2  # test and validation
-    losses = page.points("loss against epochs")
-    assert len(losses) == 3
-    for line, ring in zip(losses, page.rings("loss against epochs"), strict=True):
+    lines = page.points("loss against epochs")
+    assert len(lines) == 3
+    for line, ring in zip(lines, page.rings("loss against epochs"), strict=True):
         assert ring == pytest.approx(line[1], abs=0.1)
-    tips = ["".join(each.itertext()) for each in page.all("circle")]
+    tips = page.tips
     assert "validation: 0.2 at 2, the best epoch" in tips and "test: 2 at 1" in tips
     assert "best epoch (2) by validation loss" in page.text
     figures = page.table("epochs")
     assert list(figures) == ["1", "best: 2", "3", "4"]
     assert figures["best: 2"]["validation loss"] == "0.2000"
-
-
-def test_the_page_marks_the_epoch_that_the_summary_names(run: Start) -> None:
-    keys = {"dataset": "breast-cancer", "strategy": "vafl", "epochs": 6, "window": 5}
-    finished = run(2, keys)
-    best = finished.summary["best_epoch"]
-    page = Page(report([finished.folder]))
-    assert page.tiles["best epoch"] == f"{best:g} of {finished.summary['epochs']:g}"
-    assert [each for each in page.table("epochs") if "best" in each] == [f"best: {best:g}"]
-    [entry] = [each for each in finished.history if each["epoch"] == best]
-    tips = ["".join(circle.itertext()) for circle in page.all("circle")]
-    for kind, key in (("test", "test"), ("validation", "validation"), ("training", "train")):
-        assert f"{kind}: {entry[f'{key}_loss']:.4g} at {best:.4g}, the best epoch" in tips
 
 
 @pytest.mark.parametrize("summary", [{"finished": False}, {"failure": "Ctrl-C ended the run."}])
@@ -516,6 +493,9 @@ def test_a_run_that_was_interrupted_shows_its_best_evaluation(
     assert page.tiles["best epoch"] == "2 of 4" and page.tiles["test accuracy"] == "0.7500"
     (banner,) = page.banners
     assert "The best evaluation so far was after epoch 2." in (banner[0].tail or "")
+    if "finished" in summary:
+        page = Page(report([left(tmp_path / "b", finished=False)]))
+        assert "its last evaluation was after 3 epochs" in page.text and "0.8333" in page.text
 
 
 @pytest.mark.nightly
@@ -611,31 +591,24 @@ def test_a_browser_shows_tables_of_one_width_and_a_switch_that_keys_move(tmp_pat
 # --- tables in a terminal -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 120])
-def test_tables_fit_a_terminal_and_no_figure_is_cut(
-    width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_fit_a_terminal_and_no_figure_is_cut(tmp_path: Path, monkeypatch: Patch) -> None:
     head = ["run", "attacker: what it has", *(f"figure number {n}" for n in range(9))]
     own = "party 0: answers to its own queries"
     rows = [[f"run {n}", own, *[f"0.{n}{m}66 ± 0.5" for m in range(9)]] for n in range(3)]
     plain = tabulated(head, rows, 2).splitlines()
     for line, row in zip(plain[1:], rows, strict=True):
         assert all(cell in line for cell in row)
-    monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    text = re.sub(r"\x1b\[[\d;]*m", "", tabulated(head, rows, 2))
-    assert "…" not in text and max(map(len, text.splitlines())) <= width
-    assert all(text.count(cell) == 1 for row in rows for cell in row[2:])
-    assert text.count("run 0") > 1  # columns that do not fit stand below, after the names
-
-
-def test_a_comparison_fits_eighty_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for width in (40, 60, 120, 80):
+        monkeypatch.setenv("COLUMNS", str(width))
+        text = re.sub(r"\x1b\[[\d;]*m", "", tabulated(head, rows, 2))
+        assert "…" not in text and max(map(len, text.splitlines())) <= width
+        assert all(text.count(cell) == 1 for row in rows for cell in row[2:])
+        assert text.count("run 0") > 1  # columns that do not fit stand below, after the names
     figures = {"test_auc": 0.99, "target": 0.9, "megabytes_to_target": 1.25e6}
-    validated(tmp_path / "vafl", [0.5, 0.2], best_epoch=2, **figures)
-    validated(tmp_path / "centralised", [0.5, 0.2], best_epoch=2, **figures)
+    for name in ("vafl", "centralised"):
+        validated(tmp_path / name, [0.5, 0.2], best_epoch=2, **figures)
     (tmp_path / "compare.json").write_text('{"vafl": {}, "centralised": {}}')
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     lines = [re.sub(r"\x1b\[[\d;]*m", "", each) for each in compared(tmp_path).splitlines()]
     assert max(map(len, lines)) <= 80
     assert sum(line.startswith("centralised ") for line in lines) == 1  # one block
@@ -644,34 +617,30 @@ def test_a_comparison_fits_eighty_columns(tmp_path: Path, monkeypatch: pytest.Mo
 # --- the command --------------------------------------------------------------------------------
 
 
-@pytest.mark.nightly
 @of_words
-def test_an_earlier_report_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = left(tmp_path / "a", failure="\ud800 is no character")
-    (folder / "report.html").write_text("earlier")
-    assert main(["report", str(folder)]) == 0
-    assert capsys.readouterr().out == f"report: {folder / 'report.html'}\n"
-    assert "vafl on digits" in (folder / "report.html").read_text(encoding="utf-8")
-    assert main(["report", str(folder), "--out", str(tmp_path / "page.html")]) == 0
-    assert (tmp_path / "page.html").read_bytes() == (folder / "report.html").read_bytes()
-
-
-@of_words
-def test_a_page_of_several_runs_leaves_that_of_the_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_earlier_report_of_the_same_runs_is_replaced_and_no_other(
+    tmp_path: Path, capsys: Capsys
 ) -> None:
-    runs = tmp_path / "runs"
-    first, second = left(runs / "a"), left(runs / "deep" / "b", strategy="dpzv")
-    (first / "report.html").write_text("of the first run")
+    runs, out = tmp_path / "runs", tmp_path / "page.html"
+    first = left(runs / "a", failure="\ud800 is no character")
+    second = left(runs / "deep" / "b", strategy="dpzv")
+    (first / "report.html").write_text("earlier")
     assert main(["report", str(first), str(second)]) == 0
     assert capsys.readouterr().out == f"report: {runs / 'report.html'}\n"
-    assert (first / "report.html").read_text() == "of the first run"
+    assert (first / "report.html").read_text() == "earlier"
     assert list(Page((runs / "report.html").read_text()).table("run")) == ["vafl", "dpzv"]
+    assert main(["report", str(first)]) == 0
+    assert capsys.readouterr().out == f"report: {first / 'report.html'}\n"
+    assert "vafl on digits" in (first / "report.html").read_text(encoding="utf-8")
+    assert main(["report", str(first), "--out", str(out)]) == 0
+    assert out.read_bytes() == (first / "report.html").read_bytes()
+    assert main(["report", str(first), "--out", str(tmp_path / "none" / "page.html")]) == 1
+    assert "cannot be written" in capsys.readouterr().err
 
 
 @of_words
 def test_a_folder_of_runs_is_reported_with_all_that_have_begun(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Capsys
 ) -> None:
     left(tmp_path / "b", strategy="dpzv")
     left(tmp_path / "a")
@@ -685,34 +654,25 @@ def test_a_folder_of_runs_is_reported_with_all_that_have_begun(
     assert capsys.readouterr().out == f"report: {tmp_path / 'report.html'}\n"
 
 
-@pytest.mark.parametrize(
-    ("files", "cause"),
-    [
-        ({}, "is not a results folder"),
-        ({"history.jsonl": ""}, "no summary.json and no evaluation"),
-        ({"summary.json": "{"}, "cannot be read"),
-        ({"summary.json": "[]"}, "cannot be read"),
-        ({"history.jsonl": "{}\n\xff\n"}, "cannot be read"),
-        ({"history.jsonl": "{}", "audit.json": "9" * 5000}, "cannot be read"),
-        ({"compare.json": "[" * 100_000}, "cannot be read"),
-        ({"compare.json": '{"../a": {}}'}, "no summary.json and no evaluation"),
-    ],
-)
-def test_a_folder_of_no_run_is_one_sentence(
-    files: dict[str, str], cause: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, text in files.items():
-        (tmp_path / name).write_text(text, encoding="latin-1")
-    assert main(["report", str(tmp_path)]) == 1
-    sentence = capsys.readouterr().err
-    assert cause in sentence and sentence.count("\n") == 1 and str(tmp_path) in sentence
-    assert not (tmp_path / "report.html").exists()
+NO_RUNS: list[tuple[dict[str, str], str]] = [
+    ({}, "is not a results folder"),
+    ({"history.jsonl": ""}, "no summary.json and no evaluation"),
+    ({"summary.json": "{"}, "cannot be read"),
+    ({"summary.json": "[]"}, "cannot be read"),
+    ({"history.jsonl": "{}\n\xff\n"}, "cannot be read"),
+    ({"history.jsonl": "{}", "audit.json": "9" * 5000}, "cannot be read"),
+    ({"compare.json": "[" * 100_000}, "cannot be read"),
+    ({"compare.json": '{"../a": {}}'}, "no summary.json and no evaluation"),
+]
 
 
-@of_words
-def test_a_page_that_cannot_be_written_is_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    left(tmp_path / "a")
-    assert main(["report", str(tmp_path / "a"), "--out", str(tmp_path / "none" / "page.html")]) == 1
-    assert "cannot be written" in capsys.readouterr().err
+def test_a_folder_of_no_run_is_one_sentence(tmp_path: Path, capsys: Capsys) -> None:
+    for number, (files, cause) in enumerate(NO_RUNS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="latin-1")
+        assert main(["report", str(folder)]) == 1
+        sentence = capsys.readouterr().err
+        assert cause in sentence and sentence.count("\n") == 1 and str(folder) in sentence
+        assert not (folder / "report.html").exists()

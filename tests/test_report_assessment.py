@@ -118,7 +118,7 @@ def test_curves_and_bands_are_drawn_to_scale(page: Page, assessments: list[dict[
         assert min(abs(at[0] - a) + abs(at[1] - b) for a, b in true) < 0.01
     assert len(bands(page, "")) == 5
     assert sum(line.get("stroke-dasharray") == LEVEL for line in reference) == 1
-    tips = ["".join(each.itertext()) for each in page.all("circle")]
+    tips = page.tips
     for key in ("gain", "lift"):
         curve = assessments[0]["curves"][key]
         for n in range(10):
@@ -143,7 +143,7 @@ def test_segments_show_figures_differences_and_what_is_left_out(
     assert "No figures of west in region: it has 20 rows, fewer than min-segment = 50." in page.text
 
 
-def test_features_are_ordered_and_have_numbers_alone(page: Page) -> None:
+def test_features_are_ordered_and_have_numbers_alone_and_drift_has_names(page: Page) -> None:
     important = page.table("feature", "importance")
     assert list(important) == [f"party {n}, feature {m}" for n, m in ((1, 0), (0, 0), (0, 1))]
     assert important["party 0, feature 1"]["importance"] == "-0.0100"
@@ -159,17 +159,12 @@ def test_features_are_ordered_and_have_numbers_alone(page: Page) -> None:
     assert informative["party 2, feature 4"]["strength"] == "One bin only."
     assert "300 rows, labels with noise, epsilon 1.5 (repeatable)." in page.text
     assert "The label holder's own columns have values by its true labels." in page.text
-
-
-def test_a_negative_bar_points_to_the_left_of_zero(page: Page) -> None:
+    # A negative bar points to the left of zero.
     bars = {"".join(row[0].itertext()): row.find(".//rect") for row in page.all("tr")[::-1]}
     found = [bars[f"party {name}"] for name in ("1, feature 0", "0, feature 1")]
     x, width = ([float(e.attrib[k]) for e in found if e is not None] for k in ("x", "width"))
-    assert x[1] + width[1] == pytest.approx(x[0], abs=0.2)  # zero
+    assert x[1] + width[1] == pytest.approx(x[0], abs=0.2)
     assert width[0] == pytest.approx(8 * width[1], abs=1)
-
-
-def test_drift_is_named_by_its_size(page: Page) -> None:
     drift = page.table("what", "index")
     assert [each["drift"] for each in drift.values()] == ["small", "moderate", "large"]
     assert drift["embeddings of party 1"]["index"] == "0.3000"
@@ -189,23 +184,20 @@ def test_runs_without_these_fields_have_no_such_section(
     assert len(together.points("gain: share of positives found against share of rows")) == 1
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize(
-    ("value", "calibrate", "said"),
-    [
+@of_words
+def test_a_page_says_which_figures_on_top_are_of_another_threshold_or_calibration(
+    tmp_path: Path, assessments: list[dict[str, Any]]
+) -> None:
+    for value, calibrate, said in (
         (0.5, "none", ""),
         (0.3, "none", "are with the threshold 0.5."),
         (0.5, "platt", "are without calibration."),
         (0.3, "platt", "are with the threshold 0.5, without calibration."),
-    ],
-)
-@of_words
-def test_a_page_says_which_figures_on_top_are_of_another_threshold_or_calibration(
-    tmp_path: Path, assessments: list[dict[str, Any]], value: float, calibrate: str, said: str
-) -> None:
-    of = {**assessments[0], "threshold": {"rule": "f1", "value": value}, "calibrate": calibrate}
-    text = Page(report([left(tmp_path / "a", 0, assessment=of)])).text
-    assert ("Figures on top of the page" in text) == bool(said) and said in text
+    ):
+        of = {**assessments[0], "threshold": {"rule": "f1", "value": value}}
+        of["calibrate"] = calibrate
+        text = Page(report([left(tmp_path / f"{value}{calibrate}", 0, assessment=of)])).text
+        assert ("Figures on top of the page" in text) == bool(said) and said in text
 
 
 def test_several_runs_share_charts_and_have_their_own_figures(

@@ -39,7 +39,7 @@ class Deployed:
         for each in (self.runs, self.folder, self.bin):
             each.mkdir()
         self.write("flwr", FLWR)
-        self.write("sleep", "#!/bin/sh\nexec /bin/sleep 0.05\n")
+        self.write("sleep", "#!/bin/sh\nexec /bin/sleep 0.02\n")
         self.write("python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
         (self.runs / "up").touch()
         self.scripts: list[subprocess.Popen[str]] = []
@@ -50,17 +50,23 @@ class Deployed:
 
     def start(self, options: str) -> subprocess.Popen[str]:
         path = f"{self.bin}{os.pathsep}{os.environ['PATH']}"
-        self.scripts.append(
-            subprocess.Popen(
-                [SCRIPT, self.folder, options],
-                env={**os.environ, "PATH": path, "RUNS": str(self.runs)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-            )
+        script = subprocess.Popen(
+            [SCRIPT, self.folder, options],
+            env={**os.environ, "PATH": path, "RUNS": str(self.runs)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
-        return self.scripts[-1]
+        self.scripts.append(script)
+        return script
+
+    def killed(self, options: str) -> None:
+        """Start the first run, and kill its script; `flwr log` goes on as under no manager."""
+        script = self.start(options)
+        self.follows("run-1")
+        script.kill()
+        script.wait()
 
     def follows(self, run: str, times: int = 1) -> None:
         """Wait until so many scripts have shown the log of a run."""
@@ -98,10 +104,7 @@ def said(script: subprocess.Popen[str]) -> str:
 
 
 def test_a_script_that_was_killed_goes_on_with_its_run(deployed: Deployed) -> None:
-    killed = deployed.start("task='serve'")
-    deployed.follows("run-1")
-    killed.kill()  # its `flwr log` goes on, as under no service manager
-    killed.wait()
+    deployed.killed("task='serve'")
     again = deployed.start("task='serve'")
     deployed.follows("run-1", 2)
     deployed.end("run-1")
@@ -119,19 +122,13 @@ def test_a_script_that_was_killed_goes_on_with_its_run(deployed: Deployed) -> No
     ("then", "now"),
     [
         ("task='serve' model='a'", "task='serve' model='b'"),  # at the default address
-        (
-            "task='serve' model='a' serve-address='h:1'",
-            "task='serve' model='b' serve-address='h:1'",
-        ),
+        tuple(f"task='serve' model='{each}' serve-address='h:1'" for each in "ab"),
         ("epochs=3 out='/runs/1'", "epochs=4 out='/runs/1'"),
         ("epochs=3 out='/runs/1'", "resume='/runs/1'"),
     ],
 )
 def test_it_ends_a_run_that_would_be_in_its_way(then: str, now: str, deployed: Deployed) -> None:
-    killed = deployed.start(then)
-    deployed.follows("run-1")
-    killed.kill()
-    killed.wait()
+    deployed.killed(then)
     again = deployed.start(now)
     deployed.follows("run-2")
     assert deployed.calls.index("stop run-1 vfl") < deployed.calls.index("log run-2 vfl --stream")
@@ -148,10 +145,7 @@ def test_it_leaves_the_run_of_another_script_that_was_killed(
     other: str, deployed: Deployed
 ) -> None:
     """That script is about to start again, and goes on with its run."""
-    killed = deployed.start("task='serve' model='a' serve-address='h:1'")
-    deployed.follows("run-1")
-    killed.kill()
-    killed.wait()
+    deployed.killed("task='serve' model='a' serve-address='h:1'")
     deployed.start(other)
     deployed.follows("run-2")
     assert not any(each.startswith("stop") for each in deployed.calls)
@@ -186,9 +180,17 @@ def test_a_superlink_that_does_not_answer_for_a_while_ends_no_script(deployed: D
     text = said(script)
     assert script.returncode == 0 and text.count("It is asked again") == 1
     assert "Run run-1: finished:completed" in text
+    script = deployed.start("task='serve'")
+    deployed.follows("run-2")
+    (deployed.runs / "up").unlink()
+    deployed.end("run-2", "no answer")
+    until(lambda: deployed.calls.count(listed.replace("run-1", "run-2")) >= 2, 30)
+    script.terminate()  # which ends it at any time
+    said(script)
+    assert script.returncode == 143 and "stop run-2 vfl" in deployed.calls
 
 
-def test_a_script_says_who_has_stopped_its_run(deployed: Deployed) -> None:
+def test_a_script_says_who_has_stopped_its_run_or_that_it_is_lost(deployed: Deployed) -> None:
     for number, status in enumerate(("finished:stopped", "finished:failed"), 1):
         script = deployed.start("task='train'")
         deployed.follows(f"run-{number}")
@@ -196,24 +198,10 @@ def test_a_script_says_who_has_stopped_its_run(deployed: Deployed) -> None:
         text = said(script)
         assert f"Run run-{number}: {status}" in text and script.returncode == 1
         assert ("The label holder has ended it by `flwr stop`" in text) == (number == 1)
-
-
-def test_a_run_that_the_superlink_has_lost_ends_the_script(deployed: Deployed) -> None:
-    script = deployed.start("task='serve'")
-    deployed.follows("run-1")
-    (deployed.runs / "run-1").unlink()
-    assert "Run run-1: lost" in said(script) and script.returncode == 1
-
-
-def test_sigterm_ends_a_script_while_the_superlink_is_away(deployed: Deployed) -> None:
-    script = deployed.start("task='serve'")
-    deployed.follows("run-1")
-    (deployed.runs / "up").unlink()
-    deployed.end("run-1", "no answer")
-    until(lambda: sum(each.startswith("list") for each in deployed.calls) >= 2, 30)
-    script.terminate()
-    said(script)
-    assert script.returncode == 143 and "stop run-1 vfl" in deployed.calls
+    script = deployed.start("task='train'")
+    deployed.follows("run-3")
+    (deployed.runs / "run-3").unlink()
+    assert "Run run-3: lost" in said(script) and script.returncode == 1
 
 
 def test_a_run_that_does_not_start_is_told(deployed: Deployed) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import Capsys, of_words
 from tests.test_report import Page, left
 from vfl_flower.launch.engines import Finished, run_local
 from vfl_flower.results.figures import headline, spread
@@ -85,22 +86,20 @@ def test_means_are_of_numbers_in_any_depth_and_names_stay_names() -> None:
     assert mean([{"flag": True}, {"flag": False}]) == {"flag": None}
 
 
-def test_curves_of_the_page_have_bands_and_its_tables_deviations(
-    repeats: Finished, tmp_path: Path
-) -> None:
-    page, alone = Page(report([repeats.folder])), Page(report([repeats.folder / "seed-3"]))
+@of_words
+def test_tables_of_the_page_have_deviations(repeats: Finished) -> None:
+    page = Page(report([repeats.folder]))
     accuracy = f"{repeats.summary['test_accuracy']:.4f} ± "
     assert page.tiles["test accuracy"].startswith(accuracy)
     assert "means of 3 seeds" in page.text
     for row in page.table("epochs").values():
         assert " ± " in row["test loss"]  # the seeds may take equal milliseconds
     assert " ± " in page.table("party")["party 0"]["reply seconds, mean"]
-    assert bands(page) and not bands(alone)
 
 
-@pytest.mark.nightly
 def test_a_band_is_one_deviation_to_either_side(tmp_path: Path) -> None:
     folder = left(tmp_path / "a")
+    assert not bands(Page(report([folder])))  # the control
     entries = [json.loads(each) for each in (folder / "history.jsonl").read_text().splitlines()]
     for entry in entries:
         entry["deviation"] = {"test_accuracy": 0.05}
@@ -160,9 +159,7 @@ def test_a_target_is_reached_if_every_seed_reaches_it(comparison: Path) -> None:
     assert figures_of(Finished(comparison / "vafl"), better)["megabytes_to_target"] is None
 
 
-def test_the_command_leaves_a_folder_for_each_seed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_leaves_a_folder_for_each_seed(tmp_path: Path, capsys: Capsys) -> None:
     out = tmp_path / "out"
     keys = "dataset='breast-cancer' epochs=1 window=8"
     assert main(["run", "-c", keys, "--seeds", "2", "--parties", "2", "--out", str(out)]) == 0
@@ -173,11 +170,8 @@ def test_the_command_leaves_a_folder_for_each_seed(
     assert "already exists" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("key", ["task='align'", "resume='runs/a'"])
-def test_seeds_are_of_training_anew(
-    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["run", "-c", f"{key}", "--seeds", "2", "--parties", "2"]) == 1
-    assert capsys.readouterr().err.count("\n") == 1
+def test_seeds_are_of_training_anew(elsewhere: None, tmp_path: Path, capsys: Capsys) -> None:
+    for key in ("task='align'", "resume='runs/a'"):
+        assert main(["run", "-c", key, "--seeds", "2", "--parties", "2"]) == 1
+        assert capsys.readouterr().err.count("\n") == 1
     assert not list(tmp_path.iterdir())

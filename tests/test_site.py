@@ -59,23 +59,16 @@ def test_the_fields_of_several_seeds_are_in_the_type(tmp_path: Path) -> None:
     assert undescribed(finished.summary) == set()
 
 
-def test_every_field_of_a_summary_is_on_the_page_of_the_results_folder() -> None:
+def test_every_field_of_a_summary_and_option_of_a_node_configuration_is_on_its_page() -> None:
     page = (ROOT / "docs" / "reference" / "results-folder.md").read_text()
     of_parties = (f"by_party.{name}" for name in get_type_hints(PartyCost))
     fields = {*get_type_hints(Summary), *of_parties}
     assert [each for each in sorted(fields) if f"| `{each}` |" not in page] == []
     assert undescribed({"epsilon": 1, "by_party": [{"luck": 2}], "mood": 3}) == {"luck", "mood"}
-
-
-def test_every_option_of_a_node_configuration_is_described() -> None:
-    page = (ROOT / "docs" / "reference" / "party-rules.md").read_text()
-    set_by_the_software = {"simulated", "held"}
-    named = {*_OTHERS, *OWN_TRAINING} - set_by_the_software
-    assert [each for each in sorted(named) if f"`{each}`" not in page] == []
-
-
-def test_results_of_a_history_are_described() -> None:
     assert set(RESULTS) <= Entry.__required_keys__
+    page = (ROOT / "docs" / "reference" / "party-rules.md").read_text()
+    named = {*_OTHERS, *OWN_TRAINING} - {"simulated", "held"}  # which the software sets
+    assert [each for each in sorted(named) if f"`{each}`" not in page] == []
 
 
 # --- the built site -------------------------------------------------------------------------------
@@ -114,18 +107,6 @@ def test_the_reference_has_everything(site: Path) -> None:
     assert [each for each in vfl_flower.__all__ if f'id="vfl_flower.{each}"' not in api] == []
 
 
-@pytest.mark.nightly
-def test_llms_txt_has_every_page(site: Path) -> None:
-    listed = set(re.findall(r"\]\((\S+\.html)\): \S", (site / "llms.txt").read_text()))
-    built = {each.relative_to(site).as_posix() for each in site.rglob("*.html")}
-    assert built - listed == {"genindex.html", "search.html"}
-
-
-@pytest.mark.nightly
-def test_no_link_of_the_site_is_dead(site: Path) -> None:
-    assert dead(site) == []
-
-
 def dead(site: Path) -> list[str]:
     """Return the internal links of a site that lead nowhere."""
     anchors = {each: set(re.findall(r' id="([^"]+)"', each.read_text())) for each in pages(site)}
@@ -146,21 +127,25 @@ def pages(site: Path) -> list[Path]:
     return [each.resolve() for each in sorted(site.rglob("*.html"))]
 
 
-def test_a_dead_link_is_found(tmp_path: Path) -> None:
-    """The control."""
-    (tmp_path / "a.html").write_text('<a id="x" href="b.html">, <a href="#y">, <a href="a.html#x">')
-    assert dead(tmp_path.resolve()) == ["a.html: b.html", "a.html: #y"]
-
-
 def raw(html: str) -> list[str]:
     """Return the Markdown links in the text of a page that became no links."""
     text = re.sub(r"(?s)<(pre|code|script|style)\b.*?</\1>", "", html)
     return re.findall(r"\]\([\w./:#-]*", unescape(re.sub(r"<[^>]+>", "", text)))
 
 
+def test_a_dead_link_is_found(tmp_path: Path) -> None:
+    """The control."""
+    (tmp_path / "a.html").write_text('<a id="x" href="b.html">, <a href="#y">, <a href="a.html#x">')
+    assert dead(tmp_path.resolve()) == ["a.html: b.html", "a.html: #y"]
+
+
 @pytest.mark.nightly
-def test_every_link_of_the_site_is_one(site: Path) -> None:
+def test_every_link_of_the_site_is_one_that_leads_somewhere(site: Path) -> None:
+    assert dead(site) == []
     assert {each.name: raw(each.read_text()) for each in pages(site) if raw(each.read_text())} == {}
+    listed = set(re.findall(r"\]\((\S+\.html)\): \S", (site / "llms.txt").read_text()))
+    built = {each.relative_to(site).as_posix() for each in site.rglob("*.html")}
+    assert built - listed == {"genindex.html", "search.html"}
 
 
 @pytest.fixture
@@ -172,18 +157,17 @@ def extension(monkeypatch: pytest.MonkeyPatch) -> Any:
     return found
 
 
-@pytest.mark.parametrize("page", ["index.md", "install.md", "extend/contributing.md"])
 def test_a_link_out_of_the_site_is_one_without_a_repository_on_the_web(
-    page: str, extension: Any, monkeypatch: pytest.MonkeyPatch
+    extension: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = ROOT / "docs" / page
-
-    def links() -> list[str]:
+    def links(page: str) -> list[str]:
+        file = ROOT / "docs" / page
         return raw(MarkdownIt().render(extension.expand(file.read_text(), file, pytest.fail)))
 
-    assert links() == []
-    monkeypatch.setattr(extension, "ON_DISK", "file")  # the control: parsers refuse this scheme
-    assert bool(links()) == (page != "install.md")
+    for on_disk in (extension.ON_DISK, "file"):  # the control: parsers refuse this scheme
+        monkeypatch.setattr(extension, "ON_DISK", on_disk)
+        for page in ("index.md", "install.md", "extend/contributing.md"):
+            assert bool(links(page)) == (on_disk == "file" and page != "install.md"), page
 
 
 def test_diagrams_have_a_dark_form_and_a_ground() -> None:
@@ -201,13 +185,12 @@ def test_words_that_people_search_for_are_on_the_first_guide() -> None:
     assert re.findall("categorical|missing values|leading zeros", heading.lower())[2:]
 
 
-@pytest.mark.parametrize("link", ["nowhere.md", "../strategies/none.py", "index.md#no-section"])
-def test_a_link_to_what_is_not_there_is_found(link: str, extension: Any) -> None:
-    said: list[str] = []
-    text = f"[there](index.md), [code](../strategies/vertical.py), [not there]({link})"
-    extension.with_links(text, ROOT / "docs", ROOT / "docs" / "page.md", said.append)
-    assert len(said) == 1
-    assert link in said[0]
+def test_a_link_to_what_is_not_there_is_found(extension: Any) -> None:
+    for link in ("nowhere.md", "../strategies/none.py", "index.md#no-section"):
+        said: list[str] = []
+        text = f"[there](index.md), [code](../strategies/vertical.py), [not there]({link})"
+        extension.with_links(text, ROOT / "docs", ROOT / "docs" / "page.md", said.append)
+        assert len(said) == 1 and link in said[0]
 
 
 def test_the_notebooks_hold_their_outputs() -> None:

@@ -20,7 +20,6 @@ import pytest
 import torch
 from flwr.app import Context, Message
 
-from tests.conftest import Start
 from vfl_flower import client_app
 from vfl_flower.config.checks import direct_to_loopback
 from vfl_flower.config.errors import VflError
@@ -97,18 +96,13 @@ class _Flower:
         self.runs = list(runs)
         home.mkdir()
 
-    def submit(
-        self, run_config: Mapping[str, Any], parties: int, log: Path
-    ) -> subprocess.Popen[bytes]:
+    def submit(self, run_config: Mapping[str, Any], parties: int, log: Path) -> Any:
         text, files = self.runs.pop(0)
-        program = (
-            "import sys; from pathlib import Path\n"
-            "for name, text in zip(sys.argv[1::2], sys.argv[2::2]):\n"
-            "    with open(name, 'a', encoding='utf-8') as file: file.write(text)\n"
-        )
         written = {log: text, **{log.parent / name: content for name, content in files.items()}}
-        words = [str(word) for pair in written.items() for word in pair]
-        return subprocess.Popen([sys.executable, "-c", program, *words])
+        for path, content in written.items():
+            with path.open("a", encoding="utf-8") as file:
+                file.write(content)
+        return SimpleNamespace(poll=lambda: 0)
 
 
 NOTHING: Mapping[str, str] = {}
@@ -126,51 +120,42 @@ def started(tmp_path: Path, *runs: tuple[str, Mapping[str, str]]) -> tuple[str, 
     return "", len(flower.runs)
 
 
-@pytest.mark.parametrize(
-    ("log", "files", "cause"),
-    [
-        (NO_SUPERLINK, NOTHING, "Connection to the SuperLink is unavailable. Please check your "),
-        (NO_RAY, BEGUN, "Exception: The current node timed out during startup. "),
-        (_BEGINNING, NOTHING, "it does not say why. "),
-    ],
-    ids=["SuperLink", "Ray", "silent"],
-)
-def test_what_never_ran_is_started_twice_then_flowers_cause_is_told(
-    log: str, files: Mapping[str, str], cause: str, tmp_path: Path
-) -> None:
-    said, left = started(tmp_path, (log, files), (log, files), (log, files))
-    assert said.startswith(f"Flower ended the run before it began, 2 times: {cause}")
-    assert said.endswith(f"Its log {tmp_path / 'out' / 'flower.log'} says more.") and left == 1
-    assert not (tmp_path / "out" / "history.jsonl").exists()
+_NEVER, _LATER = "before it began, 2 times: ", "after it had begun: "
+_GONE = f"{_NEVER}Connection to the SuperLink is unavailable. Please check your "
+_LATE = f"{_NEVER}Exception: The current node timed out during startup. "
+ENDS: dict[str, tuple[list[tuple[str, Mapping[str, str]]], str, int]] = {
+    # the runs; how it ended; how many runs were not started
+    "no SuperLink": (
+        [(NO_SUPERLINK, NOTHING)] * 3,
+        _GONE,
+        1,
+    ),
+    "no Ray": (
+        [(NO_RAY, BEGUN)] * 3,
+        _LATE,
+        1,
+    ),
+    "silent": ([(_BEGINNING, NOTHING)] * 3, f"{_NEVER}it does not say why. ", 1),
+    "no SuperLink at first": ([(NO_SUPERLINK, NOTHING), (_BEGINNING, RAN), (REFUSED, RAN)], "", 1),
+    "no Ray at first": ([(NO_RAY, BEGUN), (_BEGINNING, RAN), (REFUSED, RAN)], "", 1),
+    "refused at once": ([(REFUSED, NOTHING), (_BEGINNING, RAN)], _SENTENCE, 1),
+    "refused later": ([(REFUSED, BEGUN), (_BEGINNING, RAN)], _SENTENCE, 1),
+    "refused at the second start": ([(NO_RAY, BEGUN), (REFUSED, NOTHING)], _SENTENCE, 0),
+    "died": ([(RAISED, BEGUN), (_BEGINNING, RAN)], f"{_LATER}KeyError: 'labels'.", 1),
+    "died silently": ([(_BEGINNING, BEGUN), (_BEGINNING, RAN)], f"{_LATER}it does not say why.", 1),
+}
 
 
-@pytest.mark.parametrize(
-    ("log", "files"), [(NO_SUPERLINK, NOTHING), (NO_RAY, BEGUN)], ids=["SuperLink", "Ray"]
-)
-def test_the_second_start_may_do(log: str, files: Mapping[str, str], tmp_path: Path) -> None:
-    assert started(tmp_path, (log, files), (_BEGINNING, RAN), (log, files)) == ("", 1)
-
-
-@pytest.mark.parametrize("files", [NOTHING, BEGUN], ids=["at once", "later"])
-def test_what_is_refused_is_started_once_and_says_our_sentence(
-    files: Mapping[str, str], tmp_path: Path
-) -> None:
-    assert started(tmp_path, (REFUSED, files), (_BEGINNING, RAN)) == (_SENTENCE, 1)
-
-
-def test_a_refusal_of_the_second_start_is_told_and_not_what_came_before(tmp_path: Path) -> None:
-    assert started(tmp_path, (NO_RAY, BEGUN), (REFUSED, NOTHING)) == (_SENTENCE, 0)
-
-
-@pytest.mark.parametrize(
-    ("log", "cause"), [(RAISED, "KeyError: 'labels'."), (_BEGINNING, "it does not say why.")]
-)
-def test_what_died_after_it_had_begun_is_not_started_again(
-    log: str, cause: str, tmp_path: Path
-) -> None:
-    said, left = started(tmp_path, (log, BEGUN), (_BEGINNING, RAN))
-    assert said.startswith(f"Flower ended the run after it had begun: {cause} Its log ")
-    assert left == 1 and (tmp_path / "out" / "history.jsonl").exists()
+@pytest.mark.parametrize("name", ENDS)
+def test_what_never_ran_is_started_twice_and_all_else_once(name: str, tmp_path: Path) -> None:
+    runs, due, due_left = ENDS[name]
+    said, left = started(tmp_path, *runs)
+    by_flower = due.startswith((_NEVER, _LATER))
+    assert left == due_left and said.startswith(f"Flower ended the run {due}" if by_flower else due)
+    assert by_flower or said == due
+    assert not by_flower or said.endswith(f" Its log {tmp_path / 'out' / 'flower.log'} says more.")
+    if by_flower:
+        assert (tmp_path / "out" / "history.jsonl").exists() == due.startswith(_LATER)
 
 
 def test_the_files_of_a_run_that_is_resumed_are_no_sign_that_it_ran(tmp_path: Path) -> None:
@@ -212,7 +197,7 @@ def _server(key: bytes = b"", certificate: bytes = b"", folder: Path = Path()) -
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(folder / "superlink.crt", folder / "superlink.key")
             server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server.server_address[1]
         server.shutdown()
 
@@ -226,20 +211,7 @@ def proxied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_processes_reach_this_machine_without_a_proxy(
-    direct: bool, proxied: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not direct:  # the control
-        monkeypatch.setattr(processes, "direct_to_loopback", lambda environment: {})
-    link = SuperLink(simulation=True)
-    link.home, link._mark = tmp_path, {}
-    with _server() as port:
-        command = [sys.executable, "-c", _CALLS, str(port)]
-        assert (link.start(command, tmp_path / "log").wait(60) == 0) is direct
-
-
-@pytest.mark.parametrize("direct", [True, False])
-def test_a_superlink_that_answers_is_found_without_a_proxy(
+def test_processes_and_a_superlink_are_reached_without_a_proxy(
     direct: bool, proxied: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not direct:  # the control
@@ -248,10 +220,14 @@ def test_a_superlink_that_answers_is_found_without_a_proxy(
             def __init__(self, _: object) -> None:
                 super().__init__()
 
+        monkeypatch.setattr(processes, "direct_to_loopback", lambda environment: {})
         monkeypatch.setattr(urllib.request, "ProxyHandler", OfEnvironment)
     link = SuperLink(simulation=True)
-    with _server(*self_signed("127.0.0.1"), folder=tmp_path) as port:
-        link.home, link.port = tmp_path, port
+    link.home, link._mark = tmp_path, {}
+    with _server() as port:
+        command = [sys.executable, "-c", _CALLS, str(port)]
+        assert (link.start(command, tmp_path / "log").wait(60) == 0) is direct
+    with _server(*self_signed("127.0.0.1"), folder=tmp_path) as link.port:
         assert link._healthy() is direct
 
 
@@ -269,25 +245,20 @@ def test_exceptions_from_the_proxy_stay(before: dict[str, str], after: list[str]
     assert direct_to_loopback(before) == dict(zip(_EXCEPT, after, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [("*", "*"), ("a.example", "a.example,127.0.0.1,localhost"), ("", ",127.0.0.1,localhost")],
-)
-def test_a_superlink_s_exceptions_from_the_proxy_stay(
-    before: str, after: str, tmp_path: Path
-) -> None:
+def test_a_superlink_s_exceptions_from_the_proxy_stay(tmp_path: Path) -> None:
     for name in ("python", "nginx"):  # the SuperLink ends at once
         (tmp_path / name).write_text(f'#!/bin/sh\necho "$no_proxy $NO_PROXY" > {tmp_path}/said\n')
         (tmp_path / name).chmod(0o700)
     with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    environment = {
-        **{"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "no_proxy": before},
-        "PORT": str(port - 1),
-    }
+        port = str(free.getsockname()[1] - 1)
     script = Path(__file__).parent.parent / "deploy" / "superlink.sh"
-    subprocess.run([script, tmp_path / "keys"], env=environment, timeout=60, check=False)
-    assert (tmp_path / "said").read_text().split() == [after] * 2
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    for before in ("*", "a.example", ""):
+        own = {"PATH": path, "PORT": port, "no_proxy": before}
+        subprocess.run([script, tmp_path / "keys"], env=own, timeout=60, check=False)
+        after = before if before == "*" else f"{before},127.0.0.1,localhost"
+        assert (tmp_path / "said").read_text().split() == [after] * 2
+        (tmp_path / "said").unlink()
 
 
 @pytest.mark.slow
@@ -305,39 +276,25 @@ def test_files_are_named_so_that_they_are_found_from_anywhere(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "saved").mkdir()
-    for value, expected in [
-        ("digits", "digits"),
-        ("auto", "auto"),
-        ("hf:user/name", "hf:user/name"),
-        ("hf:saved", f"hf:{tmp_path}/saved"),
-        ("files:l.csv", f"files:{tmp_path}/l.csv"),
-        ("npz:/a/b:c.npz", "npz:/a/b:c.npz"),
-        ("csv:~/t.csv", f"csv:{Path.home()}/t.csv"),
-        ("parquet:../t.parquet", f"parquet:{tmp_path}/../t.parquet"),
-        ("own.py:data", f"{tmp_path}/own.py:data"),
-        ("package.module:data", "package.module:data"),
-    ]:
-        assert submission.from_anywhere({"dataset": value, "epochs": 2}) == {
-            "dataset": expected,
-            "epochs": 2,
-        }
+    for value, expected in {
+        **{each: each for each in ("digits", "auto", "hf:user/name", "package.module:data")},
+        **{"hf:saved": f"hf:{tmp_path}/saved", "files:l.csv": f"files:{tmp_path}/l.csv"},
+        **{"npz:/a/b:c.npz": "npz:/a/b:c.npz", "csv:~/t.csv": f"csv:{Path.home()}/t.csv"},
+        "parquet:../t.parquet": f"parquet:{tmp_path}/../t.parquet",
+        "own.py:data": f"{tmp_path}/own.py:data",
+    }.items():
+        given = {"dataset": value, "epochs": 2}
+        assert submission.from_anywhere(given) == {**given, "dataset": expected}
     keys = {"strategy": "own.py:MINE", "codec": "top-k", "resume": "runs/a", "label": "a.py:b"}
     there = {"strategy": f"{tmp_path}/own.py:MINE", "resume": f"{tmp_path}/runs/a"}
     assert submission.from_anywhere(keys) == {**keys, **there}
     tls = {"serve-certificate": "a.crt", "serve-key": "/b.key", "serve-token": "", "out": "x"}
     assert submission.from_anywhere(tls) == {**tls, "serve-certificate": f"{tmp_path}/a.crt"}
-    assert submission.from_anywhere({"dataset": 3, "none": "x", "resume": ""}) == {
-        "dataset": 3,
-        "none": "x",
-        "resume": "",
-    }
+    other: dict[str, Any] = {"dataset": 3, "none": "x", "resume": ""}
+    assert submission.from_anywhere(other) == other
     node = {"file": "a.csv", "id": "a.csv", "source": "own.py:Waves", "states": "s"}
-    assert submission.of_node_from_anywhere(node) == {
-        "file": f"{tmp_path}/a.csv",
-        "id": "a.csv",
-        "source": f"{tmp_path}/own.py:Waves",
-        "states": f"{tmp_path}/s",
-    }
+    there = {key: f"{tmp_path}/{node[key]}" for key in ("file", "source", "states")}
+    assert submission.of_node_from_anywhere(node) == {**node, **there}
     assert submission.of_node_from_anywhere({"source": "memory"}) == {"source": "memory"}
 
 
@@ -346,7 +303,7 @@ def test_files_are_named_so_that_they_are_found_from_anywhere(
 
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_run_in_this_process_lets_go_of_its_parties_and_of_no_others(
+def test_what_runs_in_this_process_lets_go_of_its_parties_and_of_no_others(
     fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other: Any = SimpleNamespace(context=SimpleNamespace())
@@ -366,20 +323,14 @@ def test_a_run_in_this_process_lets_go_of_its_parties_and_of_no_others(
     client: Any = watched
     keys = {"dataset": "breast-cancer", "epochs": 1, "out": str(tmp_path / "out")}
     try:
-        run_local(2, keys, client)
+        trained = run_local(2, keys, client)
         assert not fails
+        predict_local({"model": str(trained.folder)})
     except VflError:
         assert fails
     gc.collect()
     assert between.live == {(0, 9): other}
     assert parties and not any(each() for each in parties)
-
-
-def test_predicting_keeps_no_party(run: Start) -> None:
-    trained = run(2, {"dataset": "breast-cancer", "epochs": 1})
-    before = dict(between.live)
-    predict_local({"model": str(trained.folder)})
-    assert between.live == before
 
 
 @pytest.mark.parametrize("where", ["start", "_healthy"])
@@ -450,10 +401,10 @@ def test_ray_actors_share_the_gpus_of_this_machine(
 def test_threads_of_torch_wait_without_a_core_unless_a_user_says_so(
     given: str | None, due: str
 ) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    environment |= {"OMP_WAIT_POLICY": given} if given else {}
-    code = "import sys, os, vfl_flower; assert 'torch' not in sys.modules; "
-    code += "print(os.environ['OMP_WAIT_POLICY'])"
+    own = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    own |= {"OMP_WAIT_POLICY": given} if given else {}
+    code = (
+        "import sys, os, vfl_flower; print('torch' in sys.modules, os.environ['OMP_WAIT_POLICY'])"
+    )
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == due
+    assert subprocess.check_output(command, env=own, text=True) == f"False {due}\n"

@@ -21,29 +21,22 @@ def events(folder: Path) -> Any:
     return found
 
 
-def test_each_number_of_the_history_is_a_scalar_at_its_step(run: Start) -> None:
-    finished = run(2, {**KEYS, "observer": "tensorboard"})
+def test_each_number_of_the_history_is_a_scalar_at_its_step_and_nothing_else(run: Start) -> None:
+    finished = run(2, {**KEYS, "observer": "tensorboard", "presence": 0.8})
+    assert any("test_by_party" in entry for entry in finished.history)  # which is no number
     found = events(finished.folder)
     for key, tag in {
-        "test_accuracy": "test/accuracy",
-        "train_loss": "train/loss",
-        "bytes_up": "spent/bytes_up",
-        "epoch": "spent/epoch",
+        **{"test_accuracy": "test/accuracy", "train_loss": "train/loss"},
+        **{"bytes_up": "spent/bytes_up", "epoch": "spent/epoch"},
     }.items():
         shown = [(each.step, each.value) for each in found.Scalars(tag)]
         assert shown == [
             (entry["steps"], pytest.approx(entry[key], rel=1e-6)) for entry in finished.history
         ]
+    tags = found.Tags()
+    assert {kind for kind, of in tags.items() if of} == {"scalars"}
     numbers = [v for v in finished.history[0].values() if isinstance(v, int | float)]
-    assert len(found.Tags()["scalars"]) == len(numbers) - 1  # steps are the x axis
-
-
-def test_no_label_and_no_feature_is_written(run: Start) -> None:
-    finished = run(2, {**KEYS, "observer": "tensorboard", "presence": 0.8})
-    assert any("test_by_party" in entry for entry in finished.history)  # which is no number
-    tags = events(finished.folder).Tags()
-    kinds = {kind for kind, found in tags.items() if found}
-    assert kinds == {"scalars"}
+    assert len(tags["scalars"]) == len(numbers) - 1  # steps are the x axis
     assert not [tag for tag in tags["scalars"] if "by_part" in tag]
 
 
