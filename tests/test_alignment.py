@@ -169,25 +169,21 @@ def test_rows_are_told_once_by_alignment(node: Context) -> None:
         holder.tell(holder.places[1:], holder.sent[1:])
 
 
+LACKED, UNASKED = "rows that it does not have", "rows that it was not asked about"
+
+
 @pytest.mark.parametrize(
     ("places", "sentence"),
     [
-        (ROWS + 1, "was told rows that it does not have"),
-        (ROWS - 2, "was told rows that it does not have"),
-        (ROWS * 0 - 1, "was told rows that it does not have"),
-        (ROWS[:0], "was told rows that it does not have"),
-        (ROWS // 2, "was told a row more than once"),
-        (ROWS.astype(np.int64), "was told rows that it was not asked about"),
-        (ROWS.astype(np.float64), "was told rows that it was not asked about"),
-        (ROWS[:, None], "was told rows that it was not asked about"),
-        (None, "was told rows that it was not asked about"),
+        *((each, LACKED) for each in (ROWS + 1, ROWS - 2, ROWS * 0 - 1, ROWS[:0])),
+        *((each, UNASKED) for each in (ROWS.astype(int), ROWS.astype(float), ROWS[:, None], None)),
+        (ROWS // 2, "a row more than once"),
     ],
 )
 def test_a_party_refuses_rows_that_cannot_be(node: Context, places: Any, sentence: str) -> None:
-    holder = LabelHolder(node, IDS)
-    holder.align()
+    LabelHolder(node, IDS).align()
     given = {} if places is None else {"places": places}
-    with pytest.raises(VflError, match=sentence):
+    with pytest.raises(VflError, match=f"was told {sentence}"):
         asked(node, CommonOrder(arrays=given))
     assert_gives_no_rows(node)
 
@@ -208,9 +204,8 @@ def test_an_alignment_has_a_name_of_32_hexadecimal_digits(node: Context, name: s
     holder.align()
     holder.tell(holder.places, holder.sent)
     answer = {"answer": psi.answer(holder.about, holder.question)}
-    with pytest.raises(
-        VflError, match=r"by an alignment without a valid name|alignment must have at most 128"
-    ):
+    sentence = r"by an alignment without a valid name|alignment must have at most 128"
+    with pytest.raises(VflError, match=sentence):
         asked(node, ConfirmOrder(alignment=name, arrays=answer))
     assert_gives_no_rows(node)
 
@@ -239,20 +234,21 @@ def test_fewer_rows_than_the_party_allows_are_refused(
 def test_a_party_that_compares_ids_has_as_many_rows_as_it_allows(node: Context) -> None:
     node.node_config.update({"align": "ids", "min-rows": 61})
     with pytest.raises(VflError, match="was asked to align 60 rows, and aligns no fewer than 61"):
-        asked(node, of_all(Blinding(), IDS), Aligned)
+        asked(node, by("ids"), Aligned)
     node.node_config["min-rows"] = 60
-    asked(node, of_all(Blinding(), IDS), Aligned)
+    with pytest.raises(VflError, match="was sent 60 blinded digests instead of one"):
+        asked(node, replace(by("psi"), method="ids"), Aligned)
+    asked(node, by("ids"), Aligned)
 
 
 def of_all(blinding: Blinding, ids: list[bytes]) -> AlignOrder:
     """The order by which ids are compared."""
-    arrays = {"ids": blinding.of_ids([psi.digest_of_all(ids)])}
-    return AlignOrder(method="ids", arrays=arrays)
+    return AlignOrder(method="ids", arrays={"ids": blinding.of_ids([psi.digest_of_all(ids)])})
 
 
 def by(method: str) -> AlignOrder:
-    order = of_all(Blinding(), IDS)
-    return order if method == "ids" else replace(order, method=method, arrays=blinded())
+    ids = of_all(Blinding(), IDS)
+    return ids if method == "ids" else replace(ids, method=method, arrays=blinded())
 
 
 def blinded() -> dict[str, Any]:
@@ -353,12 +349,6 @@ def test_who_has_other_ids_gets_no_rows_where_all_are_to_have_the_same(node: Con
     question = asked(node, of_all(a, IDS[::-1]), Aligned).arrays["question"]
     asked(node, ConfirmOrder(alignment=NAME, arrays={"answer": a.again(question)}))
     assert served(node).alignment == NAME
-
-
-def test_one_digest_is_compared_at_a_time(node: Context) -> None:
-    node.node_config["align"] = "ids"
-    with pytest.raises(VflError, match="was sent 60 blinded digests instead of one"):
-        asked(node, replace(by("psi"), method="ids"), Aligned)
 
 
 @pytest.mark.parametrize("method", ["psi", "ids"])
@@ -470,9 +460,7 @@ def test_predictions_are_for_as_many_rows_as_a_party_allows(tmp_path: Path) -> N
     organisations.words = [{"min-rows": 30}, {}]  # type: ignore[dict-item]
     for rows in (30, 29):
         write(pd.DataFrame({ID: 1000 + np.arange(rows)}), tmp_path / f"{rows}.csv")
-    assert (
-        len(organisations.predict("run", tmp_path / "30.csv", out=str(tmp_path / "30-out.csv")))
-        == 30
-    )
+    out = str(tmp_path / "said.csv")
+    assert len(organisations.predict("run", tmp_path / "30.csv", out=out)) == 30
     with pytest.raises(PartyError, match="was asked to align 29 rows, and aligns no fewer than 30"):
-        organisations.predict("run", tmp_path / "29.csv", out=str(tmp_path / "29-out.csv"))
+        organisations.predict("run", tmp_path / "29.csv", out=str(tmp_path / "none.csv"))
