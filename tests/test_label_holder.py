@@ -458,9 +458,9 @@ SCORECARD = {"mu": 0.5, "party-lr": 0.02, "server-lr": 0.02}
 @pytest.mark.parametrize(
     ("keys", "least"),
     [
+        ({"strategy": "ef-vfl", "epochs": 5}, 0.9),
         ({"strategy": "vafl", "window": 4}, 0.9),
         ({"strategy": "vafl-t", "quorum": 2}, 0.9),
-        ({"strategy": "ef-vfl"}, 0.9),
         ({"strategy": "cascaded"}, 0.9),
         ({"strategy": "frozen"}, 0.9),
         ({"strategy": "synrevel"}, 0.8),

@@ -90,16 +90,12 @@ def shell(paths: dict[str, Path], nodes: list[str], out: Path) -> list[str]:
     return ["run", "-c", keys, *configs, "--out", str(out), "--quiet"]
 
 
-PEOPLE = [pytest.param(500), pytest.param(20_000, marks=pytest.mark.nightly)]
-
-
 @pytest.mark.one_by_day
-@pytest.mark.parametrize("people", PEOPLE)
 @pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".parquet"])
 def test_the_second_command_works_on_messy_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str, people: int
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
 ) -> None:
-    paths = written(tmp_path, messy(people), suffix)
+    paths = written(tmp_path, messy(300), suffix)
     nodes = [f"file='{paths[name]}' id='customer'" for name in ("shop", "clinic")]
     assert main(shell(paths, nodes, tmp_path / "first")) == 1
     said = capsys.readouterr().err
@@ -111,9 +107,8 @@ def test_the_second_command_works_on_messy_files(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("people", PEOPLE)
-def test_the_second_call_works_on_messy_frames(people: int) -> None:
-    tables = messy(people)
+def test_the_second_call_works_on_messy_frames() -> None:
+    tables = messy(500)
     features = [tables["shop"], tables["clinic"]]
     with pytest.raises(VflError) as refused:
         train(features, tables["bank"], id="customer", **OPTIONS)
@@ -251,7 +246,6 @@ def test_a_prediction_needs_no_option_for_dates(
 ) -> None:
     shop = PRIVATE.assign(since=pd.date_range("2020-01-01", periods=60).astype(str))
     tables = {"bank": Y, "shop": shop}
-    tables = {name: pd.concat([each] * 5).assign(id=range(300)) for name, each in tables.items()}
     bank, path = written(tmp_path, tables, ".csv").values()
     node = f"file='{path}' id='id'"
     keys = f"dataset='files:{bank}' id='id' label='label' epochs=1"

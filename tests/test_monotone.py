@@ -184,7 +184,7 @@ def frames(rows: int = 400, seed: int = 0) -> tuple[list[pd.DataFrame], pd.DataF
 def moved(run: dict[str, Any], monotonic: str, pairs: int) -> int:
     """Train, and count the pairs of people whose scores move against a sign."""
     parties, own = frames()
-    keys = {"epochs": 4, "missing": "median", "seed": 1, **run}
+    keys = {"epochs": 2, "missing": "median", "seed": 1, **run}
     promise = {"monotonic": monotonic}
     model = vfl_flower.train(keys, parties, own, expert=promise, progress=False)
     shown = [own[["e", "f"]], *parties]
@@ -200,9 +200,9 @@ def moved(run: dict[str, Any], monotonic: str, pairs: int) -> int:
 )
 def test_no_pair_of_people_violates_the_promise(name: str) -> None:
     text = " ".join(f"{column}:{'-+'[sign > 0]}" for column, sign in TRUTH.items())
-    assert moved(RUNS[name], text, 3_000) == 0
+    assert moved(RUNS[name], text, 1_000) == 0
     if name in ("split-nn", "linear"):  # the test can fail
-        assert moved(RUNS[name], "", 3_000) > 300
+        assert moved(RUNS[name], "", 1_000) > 100
 
 
 def test_a_missing_value_counts_as_the_training_median(tmp_path: Path) -> None:
@@ -320,12 +320,9 @@ def test_a_promise_that_cannot_be_kept_is_refused(
 
 def test_columns_without_names_are_refused() -> None:
     parties, own = frames(60)
-    with pytest.raises(ConfigError, match="no frame has"):
-        vfl_flower.train(parties, own, expert={"monotonic": "z:+"}, epochs=1)
-    with pytest.raises(ConfigError, match="no frame has"):
-        vfl_flower.train(
-            [each.to_numpy() for each in parties], own, expert={"monotonic": "a:+"}, epochs=1
-        )
+    for features, sign in ((parties, "z:+"), ([each.to_numpy() for each in parties], "a:+")):
+        with pytest.raises(ConfigError, match="no frame has"):
+            vfl_flower.train(features, own, expert={"monotonic": sign}, epochs=1)
     assert signs_of("net income:+, debt:-") == {"net income": 1, "debt": -1}
 
 
