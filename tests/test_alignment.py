@@ -102,9 +102,7 @@ def test_more_rows_than_ids_are_refused(node: Context) -> None:
 
 
 @pytest.mark.parametrize("known", [0, 1, 59])
-def test_rows_of_strangers_are_refused_however_many_ids_were_made_up(
-    node: Context, known: int
-) -> None:
+def test_rows_of_strangers_are_refused_however_many_are_made_up(node: Context, known: int) -> None:
     holder = LabelHolder(node, IDS[:known] + STRANGE[known:])
     holder.align()
     places, sent = holder.places, holder.sent
@@ -119,7 +117,7 @@ def test_rows_of_strangers_are_refused_however_many_ids_were_made_up(
         holder.confirm()  # nor may it try again
 
 
-def test_rows_of_strangers_are_found_among_more_than_a_party_asks_about(
+def test_rows_of_strangers_are_found_in_a_sample(
     node: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(at_party, "_SAMPLE", 20)
@@ -134,7 +132,7 @@ def test_rows_of_strangers_are_found_among_more_than_a_party_asks_about(
 
 
 @pytest.mark.parametrize("guess", ["own", "again", "question", "of the first", "of another"])
-def test_no_point_that_the_label_holder_has_seen_answers_a_question_about_strangers(
+def test_no_point_that_was_seen_answers_a_question_about_strangers(
     node: Context, guess: str
 ) -> None:
     holder = LabelHolder(node, STRANGE)
@@ -214,7 +212,7 @@ def test_an_alignment_has_a_name_of_32_hexadecimal_digits(node: Context, name: s
 
 
 @pytest.mark.parametrize(("own", "fewest"), [({}, 50), ({"min-rows": 7}, 7)])
-def test_fewer_rows_than_the_party_allows_are_refused(
+def test_fewer_rows_than_allowed_are_refused(
     node: Context, own: dict[str, int], fewest: int
 ) -> None:
     node.node_config.update(own)
@@ -256,7 +254,7 @@ def blinded() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("own", "method"), [({}, "psi"), ({"align": "ids"}, "ids")])
-def test_a_party_aligns_by_the_method_of_its_node_configuration_alone(
+def test_a_party_aligns_by_its_node_configuration_alone(
     node: Context, own: dict[str, str], method: str
 ) -> None:
     node.node_config.update(own)
@@ -283,7 +281,7 @@ def test_in_a_simulation_the_run_decides_unless_a_node_configuration_does(node: 
         LabelHolder(node, IDS[:1]).align()
 
 
-def test_who_starts_all_parties_itself_fixes_the_method_by_the_run(
+def test_a_run_that_starts_all_parties_fixes_the_method(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     superlink = MagicMock()
@@ -299,9 +297,7 @@ def test_who_starts_all_parties_itself_fixes_the_method_by_the_run(
     assert [call.args[2].get("align") for call in calls] == ["ids", "ids", "psi", "ids", None, None]
 
 
-def test_the_label_holder_takes_no_more_ids_than_it_allows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_label_holder_limits_the_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     organisations = cut(tmp_path, small())
     monkeypatch.setattr(pieces, "MOST", 54)
     organisations.run("run", SHORT)
@@ -386,9 +382,7 @@ def test_a_party_that_asks_nonsense_is_refused(tmp_path: Path, method: str) -> N
     ],
     ids=["another order", "other ids", "one fewer", "another"],
 )
-def test_a_file_that_changes_while_or_after_it_is_aligned_is_refused(
-    node: Context, how: Any
-) -> None:
+def test_a_file_that_changes_while_or_after_it_aligns_is_refused(node: Context, how: Any) -> None:
     path = Path(str(node.node_config["file"]))
     holder = LabelHolder(node, IDS)
     holder.align()

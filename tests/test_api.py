@@ -93,9 +93,7 @@ HELD: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize(
     "kind", [each if each in ("mixed", "named rows") else nightly(each) for each in HELD]
 )
-def test_whatever_holds_the_numbers_gives_the_same_model(
-    model: vfl_flower.Model, kind: str
-) -> None:
+def test_whatever_holds_numbers_gives_the_same_model(model: vfl_flower.Model, kind: str) -> None:
     found = vfl_flower.train(ONCE, *HELD[kind])
     assert found.history[-1]["test_loss"] == model.history[-1]["test_loss"]
 
@@ -201,7 +199,7 @@ def test_a_figure_of_held_out_rows_is_of_rows_that_were_not_trained_on() -> None
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_work_is_a_sentence(
+def test_wrong_data_are_a_sentence(
     features: Any, labels: Any, more: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(VflError) as error:
@@ -269,7 +267,7 @@ def test_what_was_trained_before_an_error_is_kept_and_found(
         assert len(vfl_flower.load(kept).predict([Spoilt(None), PARTS[1]])) == len(X)
 
 
-def test_an_error_before_anything_was_trained_leaves_nothing(
+def test_an_error_before_training_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -311,9 +309,7 @@ def test_a_model_of_a_divided_data_set_takes_no_features() -> None:
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["centralised", "intersection-only"])
 @pytest.mark.parametrize("keys", [{}, {"privacy": "labels", "epsilon": 4.0}])
-def test_a_centralised_model_predicts_as_it_was_measured(
-    strategy: str, keys: dict[str, Any]
-) -> None:
+def test_a_centralised_model_predicts_as_measured(strategy: str, keys: dict[str, Any]) -> None:
     """Its own figures are of embeddings that no party made; predictions are of the parties'."""
     keys = {"strategy": strategy, "dataset": "breast-cancer", "epochs": 2, **keys}
     model = vfl_flower.train(keys, parties=3)

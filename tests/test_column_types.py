@@ -193,9 +193,7 @@ def test_a_later_file_is_read_by_the_types_of_the_model(tmp_path: Path, opener: 
 
 
 @openers
-def test_texts_of_numbers_stay_as_written_for_a_model_of_texts(
-    tmp_path: Path, opener: Opener
-) -> None:
+def test_texts_of_numbers_stay_as_written_for_texts(tmp_path: Path, opener: Opener) -> None:
     preparation = as_csv(tmp_path / "old", cells("1.10", "1.1", "b")).learn(np.arange(ROWS))
     rows = opener(tmp_path / "new", cells("1.10", "1.1")).rows(np.arange(2), preparation)
     at = preparation.texts["value"].index("1.10")

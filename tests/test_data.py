@@ -154,9 +154,7 @@ def test_hugging_face_folder(tmp_path: Path, hugging_face: Any, saved: bool, div
         assert labels.train.tolist() == (frames["train"]["label"] == "yes").astype(int).tolist()
 
 
-def test_hugging_face_column_of_images_is_divided_as_images(
-    tmp_path: Path, hugging_face: Any
-) -> None:
+def test_hugging_face_images_are_divided_as_images(tmp_path: Path, hugging_face: Any) -> None:
     images = np.random.default_rng(0).normal(size=(20, 4, 6))
     data = hugging_face.Dataset.from_dict({"image": images.tolist(), "label": [0, 1] * 10})
     data.save_to_disk(str(tmp_path / "data"))
@@ -172,9 +170,7 @@ def save_hugging_face(hugging_face: Any, path: Path, labels: list[Any], names: l
     return f"hf:{path}"
 
 
-def test_hugging_face_parts_may_number_their_classes_otherwise(
-    tmp_path: Path, hugging_face: Any
-) -> None:
+def test_hugging_face_parts_may_number_classes_otherwise(tmp_path: Path, hugging_face: Any) -> None:
     for part, names in (("train", ["no", "yes"]), ("test", ["yes", "no"])):
         save_hugging_face(hugging_face, tmp_path / "data" / part, [0, 0, 1, 1, 1], names)
     (tmp_path / "data" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
@@ -184,7 +180,7 @@ def test_hugging_face_parts_may_number_their_classes_otherwise(
     assert labels.test.tolist() == [1, 1, 0, 0, 0]
 
 
-def test_hugging_face_class_numbers_are_numbers_under_regression(
+def test_hugging_face_classes_are_numbers_under_regression(
     tmp_path: Path, hugging_face: Any
 ) -> None:
     stars = [0, 1, 2, 3, 4] * 8
@@ -212,9 +208,7 @@ def test_a_row_of_no_class_of_hugging_face_is_a_missing_label(
 
 
 @pytest.mark.parametrize("kind", ["npz", "csv", "parquet", "hf"])
-def test_a_data_set_that_is_rewritten_is_read_anew(
-    tmp_path: Path, hugging_face: Any, kind: str
-) -> None:
+def test_a_rewritten_data_set_is_read_anew(tmp_path: Path, hugging_face: Any, kind: str) -> None:
     def check(config: RunConfig, frame: pd.DataFrame) -> None:
         order = np.random.default_rng(0).permutation(ROWS)
         features, named = frame.drop(columns="label").to_numpy(), frame["label"].to_numpy()
@@ -408,9 +402,7 @@ def test_the_largest_number_of_parties_that_works_is_said(parties: int, works: i
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "npz", "svmlight"])
-def test_too_many_parties_are_found_before_a_party_reads_its_columns(
-    tmp_path: Path, kind: str
-) -> None:
+def test_too_many_parties_are_found_before_a_party_reads_columns(tmp_path: Path, kind: str) -> None:
     frame = pd.DataFrame(np.ones((4, 3)), columns=list("abc")).assign(label=[0, 1, 0, 1])
     data = config_of(save_table(tmp_path, frame, kind)).data
     check_parties(data, False, 3)

@@ -76,7 +76,7 @@ def check_columns(dataset: str, train_parts: list[Array], test_parts: list[Array
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("split", ["party3-{}_imp_weight0.1_seed0", "party{}", "party3-{}"])
-def test_each_party_has_the_columns_rows_and_split_of_its_files(
+def test_each_party_has_the_columns_and_split_of_its_files(
     tmp_path: Path, form: str, split: str
 ) -> None:
     dataset = vertibench(tmp_path, form, split)

@@ -135,9 +135,7 @@ def test_cells_of_all_groups_add_up_to_the_true_ones(monkeypatch: pytest.MonkeyP
 # --- a run ----------------------------------------------------------------------------------------
 
 
-def test_the_label_holder_gets_figures_and_shows_them(
-    trained: Organisations, tmp_path: Path
-) -> None:
+def test_the_label_holder_shows_the_figures(trained: Organisations, tmp_path: Path) -> None:
     run, tap = copied(trained, tmp_path), Tap()
     found = asked(run, trained, tap, epsilon=3.0)
     assert set(found) == {"party 0, sex", "party shop, region"}
@@ -157,9 +155,7 @@ def test_the_label_holder_gets_figures_and_shows_them(
     assert "m above f" in card and "Intervals cover their noise" in card
 
 
-def test_a_party_guesses_no_label_better_than_the_epsilon_says(
-    trained: Organisations, tmp_path: Path
-) -> None:
+def test_a_party_guesses_labels_as_the_epsilon_says(trained: Organisations, tmp_path: Path) -> None:
     run = copied(trained, tmp_path)
     taps = [Tap() for _ in range(3)]
     found = [asked(run, trained, tap, epsilon=1.0) for tap in taps[:2]]
@@ -214,9 +210,7 @@ def test_only_fitting_runs_have_such_segments(trained: Organisations, tmp_path: 
         {"privacy": "labels", "epsilon": 4.0},
     ],
 )
-def test_it_works_with_partial_rows_masked_sums_and_noise(
-    tmp_path: Path, keys: dict[str, Any]
-) -> None:
+def test_partial_rows_masked_sums_and_noise_work(tmp_path: Path, keys: dict[str, Any]) -> None:
     known = 0.8 if "align" in keys else 1.0
     organisations = cut(tmp_path / "files", people(900), own=1, known=known)
     organisations.words = [{"segments": "sex"}, {"segments": "region"}]

@@ -110,9 +110,7 @@ def test_only_new_ids_are_blinded(organisations: Organisations, blinded: list[in
     assert blinded == []
 
 
-def test_predictions_ask_about_new_people_alone(
-    organisations: Organisations, blinded: list[int]
-) -> None:
+def test_predictions_ask_about_new_people(organisations: Organisations, blinded: list[int]) -> None:
     organisations.run("run", {**SHORT, "align": "any"})
     new = organisations.folder / "new.csv"
     more = pd.DataFrame({ID: [*range(1000, 1020), *range(9000, 9010)]})
@@ -129,7 +127,7 @@ def test_predictions_ask_about_new_people_alone(
     assert (outs[0]["parties"][23:] == "none").all()
 
 
-def test_a_party_that_was_left_out_is_asked_by_its_own_set(
+def test_a_party_that_was_left_out_has_its_own_set(
     organisations: Organisations, blinded: list[int]
 ) -> None:
     organisations.run("run", {**SHORT, "align": "any"})
@@ -225,9 +223,7 @@ def found(
     return {int(one[2:]): tuple(map(bool, has)) for one, has in zip(ids_used, present, strict=True)}
 
 
-def test_a_set_that_was_put_back_from_before_is_not_used(
-    organisations: Organisations, blinded: list[int]
-) -> None:
+def test_a_set_from_before_is_not_used(organisations: Organisations, blinded: list[int]) -> None:
     """Else a place would be of one id at the party and of another at the label holder."""
     aligned(organisations)
     (kept,) = sets("*-party-0.npz")
@@ -264,7 +260,7 @@ def test_two_runs_at_once_use_one_set(node: Context) -> None:
 
 
 @pytest.mark.parametrize("gone", [27, 28])
-def test_a_file_with_mostly_new_rows_is_aligned_anew(
+def test_a_file_of_mostly_new_rows_aligns_anew(
     organisations: Organisations, blinded: list[int], gone: int
 ) -> None:
     aligned(organisations)
@@ -511,7 +507,7 @@ class Claiming:
         return client_app.app(message, context)
 
 
-def test_another_node_in_a_partys_place_is_asked_about_all_ids(
+def test_another_node_is_asked_about_all_ids(
     organisations: Organisations, blinded: list[int]
 ) -> None:
     aligned(organisations)

@@ -132,9 +132,7 @@ def as_in_file(lines: pd.DataFrame, column: pd.Series) -> pd.Series:
 # --- exact --------------------------------------------------------------------------------------
 
 
-def test_exact_values_are_equal_to_the_plain_formula_on_joined_data(
-    organisations: Organisations,
-) -> None:
+def test_exact_values_equal_the_plain_formula_on_joined_data(organisations: Organisations) -> None:
     folder = organisations.run("run", EXACT).folder
     found, everything = result(folder), joined(organisations)
     assert found["mode"] == "exact" and found["rows"] == len(everything)
@@ -403,7 +401,7 @@ def test_two_runs_at_once_get_no_more_sets(tmp_path: Path) -> None:
         assert sum(pool.map(ask, enumerate(node.halves(14)))) == 10
 
 
-def test_labels_that_differ_in_few_people_are_refused(
+def test_labels_that_differ_little_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def changed(few: int) -> Any:
@@ -698,9 +696,7 @@ def test_the_leverage_is_the_variance_that_sums_explain() -> None:
         ({"min-bin": 0}, "min-bin"),
     ],
 )
-def test_options_that_cannot_work_get_a_sentence(
-    tmp_path: Path, keys: dict[str, Any], said: str
-) -> None:
+def test_wrong_options_get_a_sentence(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
     given = {"dataset": "breast-cancer", **KEYS, **keys, "out": str(tmp_path / "run")}
     with pytest.raises(ConfigError, match=said):
         run_local(2, given)
@@ -724,7 +720,7 @@ def test_labels_that_cannot_be_used_get_a_sentence(
 
 
 @pytest.mark.parametrize(("events", "mode"), [(39, "exact"), (39, "noisy"), (3, "noisy")])
-def test_with_an_epsilon_no_true_count_decides_whether_parties_are_asked(
+def test_with_noise_no_true_count_decides_who_is_asked(
     tmp_path: Path, events: int, mode: str
 ) -> None:
     table = people()

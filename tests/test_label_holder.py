@@ -495,9 +495,7 @@ def test_nothing_is_sent_of_own_columns(run: Start, monkeypatch: pytest.MonkeyPa
     assert beside["test_loss"] != without["test_loss"]
 
 
-def test_alone_is_one_party_or_the_label_holder_by_itself(
-    run: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_alone_is_a_party_or_the_label_holder(run: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = {"epochs": 2, "strategy": "local-only", "bottom-model": "mlp", "optimizer": "sgd"}
     labels = give_columns(monkeypatch, keys)
     summary = run(2, keys).summary
@@ -528,7 +526,7 @@ def test_alone_is_one_party_or_the_label_holder_by_itself(
         ),
     ],
 )
-def test_what_own_columns_cannot_stand_beside(
+def test_own_columns_refuse_some_options(
     monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], cause: str
 ) -> None:
     labels = give_columns(monkeypatch, keys)
@@ -583,7 +581,7 @@ def test_embeddings_that_do_not_fit_are_refused_unless_a_window_is_enough(
         learnt({"strategy": "vafl"})
 
 
-def test_embeddings_of_one_window_are_refused_where_parties_step_alone(
+def test_a_window_table_is_refused_where_parties_step_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows of another window would be of other people."""

@@ -192,9 +192,7 @@ def test_nodes_match_the_same_people_as_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", ["", "day-month-year"])
-def test_a_party_names_the_order_of_dates_that_can_be_read_in_two(
-    tmp_path: Path, order: str
-) -> None:
+def test_a_party_names_the_order_of_dates_of_two_readings(tmp_path: Path, order: str) -> None:
     table = people(60, few=60)
     table["birthdate"] = [f"1970-{1 + row % 12:02}-{1 + row // 5 % 12:02}" for row in range(60)]
     theirs = table.assign(birthdate=pd.to_datetime(table["birthdate"]).dt.strftime("%d/%m/%Y"))
@@ -353,9 +351,7 @@ def test_people_who_have_matched_are_in_no_later_answer(curious: Curious) -> Non
     assert len(later.arrays["own"]) <= len(control.arrays["own"]) - 40
 
 
-def test_nobody_is_left_over_by_a_label_holder_that_does_not_know_the_others(
-    curious: Curious,
-) -> None:
+def test_nobody_is_left_over_by_a_label_holder_without_the_others(curious: Curious) -> None:
     """Else rules of one column would read the last person's columns."""
     every = np.arange(len(curious.ask(FIRST).arrays["own"]))[:-1]
     for proofs in (None, np.zeros((len(every), 32), np.uint8)):

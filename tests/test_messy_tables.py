@@ -127,7 +127,7 @@ def test_the_second_call_works_on_messy_frames() -> None:
     assert "20" + "15-" not in said and tables["shop"]["name"].iloc[0] not in said
 
 
-def test_ids_and_labels_with_gaps_are_in_the_same_message(
+def test_gaps_of_ids_and_labels_are_told_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tables = messy(300)
@@ -143,9 +143,7 @@ def test_ids_and_labels_with_gaps_are_in_the_same_message(
         assert each in said
 
 
-def test_others_learn_the_kinds_and_the_owner_the_columns(
-    tmp_path: Path, own_log: list[str]
-) -> None:
+def test_others_learn_kinds_and_the_owner_columns(tmp_path: Path, own_log: list[str]) -> None:
     path = written(tmp_path, messy(300), ".csv")["shop"]
     own = OwnFile(str(path), id="customer", party=0)
     with pytest.raises(ConfigError) as refused:
@@ -241,7 +239,7 @@ def test_raw_columns_have_the_dates_of_the_model(tmp_path: Path, option: str) ->
         assert (values.dtype == np.float64) == (option == "days")
 
 
-def test_a_prediction_needs_no_option_for_dates(
+def test_a_prediction_needs_no_dates_option(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shop = PRIVATE.assign(since=pd.date_range("2020-01-01", periods=60).astype(str))
@@ -388,7 +386,7 @@ def test_a_file_that_is_no_table_gets_a_sentence(tmp_path: Path, kind: str, larg
         assert str(refused.value).endswith(".")
 
 
-def test_without_the_check_a_quote_would_swallow_lines(
+def test_unchecked_a_quote_would_swallow_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.csv").write_bytes(TABLE.replace(b"\n500,", b'\n500,"'))
@@ -531,9 +529,7 @@ GAPS = {"income": [CELL, *map(str, range(59))], "z": [None, *range(59)]}
 
 @pytest.mark.parametrize("whose", ["label holder", "party"])
 @pytest.mark.parametrize("files", [False, True], ids=["frames", "files"])
-def test_results_have_no_cell_of_a_table_that_is_refused(
-    tmp_path: Path, whose: str, files: bool
-) -> None:
+def test_results_have_no_cell_of_a_refused_table(tmp_path: Path, whose: str, files: bool) -> None:
     of_party = whose == "party"
     tables = {
         "bank": Y.assign(**({} if of_party else GAPS)),
@@ -591,7 +587,7 @@ def test_what_is_to_be_pasted_runs_nothing(tmp_path: Path, text: str, place: str
 # --- what to paste --------------------------------------------------------------------------------
 
 
-def test_the_advice_to_rewrite_a_file_keeps_zeros_and_words(
+def test_advice_to_rewrite_keeps_zeros_and_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

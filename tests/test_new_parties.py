@@ -103,7 +103,7 @@ def rows_of(parties: int, own: int, generator: torch.Generator) -> tuple[Tensor,
 
 
 @pairwise(top_model=["mlp", "linear"], combine=["concat", "mean", "sum"], own=[0, 2])
-def test_a_grown_top_model_says_the_same_where_no_new_party_is(
+def test_a_grown_top_model_says_the_same_without_new_parties(
     top_model: str, combine: str, own: int
 ) -> None:
     keys = {"bottom-model": "mlp", "embedding-size": 3}
@@ -150,9 +150,7 @@ def test_a_model_of_all_its_parties_becomes_one_of_any_subset(combine: str) -> N
 
 @pytest.mark.parametrize("combine", ["concat", nightly("mean"), nightly("sum")])
 @pytest.mark.parametrize("own", [nightly(0), 3])
-def test_before_it_learns_a_run_measures_the_earlier_model(
-    tmp_path: Path, combine: str, own: int
-) -> None:
+def test_a_run_first_measures_the_earlier_model(tmp_path: Path, combine: str, own: int) -> None:
     organisations = cut(tmp_path, cancer(), parties=3, known=0.6, own=own)
     two = first(organisations, 2)
     two.run("two", {**KEYS, "combine": combine})
@@ -181,9 +179,7 @@ SYSTEMS: list[Any] = [
 
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda each: "-".join(map(str, each.values())))
-def test_frozen_parties_stay_as_they_were_and_others_learn(
-    three: Organisations, system: dict[str, Any]
-) -> None:
+def test_frozen_parties_stay_and_others_learn(three: Organisations, system: dict[str, Any]) -> None:
     then = Run(three.folder / "two")
     for freeze in (True, False):
         keys = {"subsets": "sampled", "epochs": 1, **ALL_ROWS, **system, "freeze": freeze}
@@ -366,9 +362,7 @@ def test_test_rows_that_then_was_learnt_from_are_told(tmp_path: Path, own_log: l
     assert any(said in line for line in own_log)
 
 
-def test_a_file_in_another_order_is_said_to_hold_out_others(
-    three: Organisations, own_log: list[str]
-) -> None:
+def test_a_file_in_another_order_holds_out_others(three: Organisations, own_log: list[str]) -> None:
     change(three.labels, lambda frame: frame.iloc[::-1])
     grown(three, "three", epochs=1)
     assert any("may have trained on rows that are held out now" in line for line in own_log)
@@ -428,9 +422,7 @@ def test_a_growing_run_that_is_cut_short_goes_on(
     assert_equal_runs(found, whole)
 
 
-def test_another_optimizer_does_not_begin_with_the_rates_of_the_earlier_run(
-    run: Start, tmp_path: Path
-) -> None:
+def test_another_optimizer_begins_with_rates_of_its_own(run: Start, tmp_path: Path) -> None:
     keys = {"dataset": "breast-cancer", "epochs": 1, "batch-size": 64, "party-lr": 0.3}
     then = str(run(2, keys).folder)
     same, other = (
@@ -609,9 +601,7 @@ BAD: dict[str, tuple[Callable[[Organisations], None] | None, dict[str, Any], str
 
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_begin_so_is_one_sentence_before_training(
-    three: Organisations, case: str
-) -> None:
+def test_what_cannot_begin_so_is_one_sentence(three: Organisations, case: str) -> None:
     spoil, keys, sentence = BAD[case]
     if spoil:
         spoil(three)
@@ -623,7 +613,7 @@ def test_what_cannot_begin_so_is_one_sentence_before_training(
     assert not history.exists() or not history.read_text()
 
 
-def test_fewer_parties_or_an_unfinished_run_are_refused(
+def test_unfit_earlier_runs_are_refused(
     three: Organisations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
@@ -641,9 +631,7 @@ def test_fewer_parties_or_an_unfinished_run_are_refused(
 
 
 @pytest.mark.parametrize("strategy", ["vafl", "split-nn"])
-def test_a_run_with_privacy_does_not_grow_whatever_the_strategy(
-    run: Start, tmp_path: Path, strategy: str
-) -> None:
+def test_a_run_with_privacy_does_not_grow(run: Start, tmp_path: Path, strategy: str) -> None:
     then = {"strategy": "vafl", "dataset": "breast-cancer", "epochs": 1, "out": str(tmp_path / "a")}
     run(2, {**then, "privacy": "labels", "epsilon": 1.0})
     grown = {"strategy": strategy, "grow": str(tmp_path / "a"), "out": str(tmp_path / "b")}

@@ -97,9 +97,7 @@ def test_code_that_writes_to_its_arguments_learns_as_code_that_does_not(strategy
 
 
 @pairwise(spread=[1.0, 100.0], far=[0.0, 1e6, 4_006_000_000_000.0], rows=[600, 200_000])
-def test_an_offset_does_not_change_how_a_column_is_scaled(
-    spread: float, far: float, rows: int
-) -> None:
+def test_an_offset_does_not_change_the_scale(spread: float, far: float, rows: int) -> None:
     apart = np.round(np.random.default_rng(0).normal(size=(rows, 2)) * spread, 3)
     column = apart + far
     (mean, deviation), expected = scaling(column, True), (column - far).std(0)

@@ -71,9 +71,7 @@ def as_one_table(organisations: Organisations, path: Path) -> str:
 
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["split-nn", "vafl", "cascaded", "ef-vfl"])
-def test_a_run_on_files_is_that_on_the_same_rows_of_one_table(
-    tmp_path: Path, run: Start, strategy: str
-) -> None:
+def test_a_run_on_files_is_that_on_one_table(tmp_path: Path, run: Start, strategy: str) -> None:
     organisations = cut(tmp_path / "files", cancer(rows=250), parties=3)
     keys = {**SHORT, "epochs": 1, "strategy": strategy}
     keys["noise-seed"] = 0  # else each party draws its model
@@ -228,15 +226,13 @@ def operations(path: Path, columns: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_a_wide_file_takes_no_more_operations_than_a_narrow_one(
-    tmp_path: Path, suffix: str
-) -> None:
+def test_a_wide_file_takes_no_more_operations(tmp_path: Path, suffix: str) -> None:
     narrow, broad = (operations(tmp_path / f"{n}{suffix}", n) for n in (20, 200))
     assert narrow == broad
     assert broad["schemas"] <= 2 and broad["columns"] <= 5
 
 
-def test_the_count_finds_a_schema_that_is_read_once_a_column(
+def test_a_schema_read_once_a_column_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def once_a_column(self: OwnFile) -> str:
@@ -275,9 +271,7 @@ def test_nullable_columns_of_parquet_are_numbers(tmp_path: Path, dtype: str) -> 
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_a_text_column_becomes_one_of_zeros_and_ones_for_each_value(
-    tmp_path: Path, suffix: str
-) -> None:
+def test_a_text_column_becomes_one_column_for_each_value(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a{suffix}"
     colours = ["red", "blue", "red", "green", "blue"]
     write(pd.DataFrame({ID: range(5), "c": colours, "n": [0.0, 1.0, 2.0, 3.0, 4.0]}), path)
@@ -366,7 +360,7 @@ def assert_tells_nothing(messages: list[bytes], *more: str) -> None:
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("align", ["psi", "ids"])
 @pytest.mark.parametrize("strategy", ["split-nn", "vafl", "dpzv"])
-def test_no_message_of_a_party_holds_an_id_a_column_name_or_a_value(
+def test_no_message_holds_an_id_a_column_name_or_a_value(
     tmp_path: Path, align: str, strategy: str
 ) -> None:
     organisations = cut(tmp_path, telling(), known=1)
@@ -490,9 +484,7 @@ def test_what_is_wrong_with_a_partys_file_is_said_without_what_is_in_it(
         (ids(lambda each: each + 10**9), "has none of the 60 ids"),
     ],
 )
-def test_a_run_with_a_wrong_file_tells_nothing_of_it(
-    tmp_path: Path, spoil: Any, sentence: str
-) -> None:
+def test_a_run_tells_nothing_of_a_wrong_file(tmp_path: Path, spoil: Any, sentence: str) -> None:
     organisations = cut(tmp_path / "place", telling(), known=1)
     change(organisations.files[1], spoil)
     recorder = Recorder()
@@ -545,9 +537,7 @@ LABEL_HOLDERS: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("kind", LABEL_HOLDERS)
-def test_what_is_wrong_with_the_label_holders_file_is_said_with_its_place(
-    tmp_path: Path, kind: str
-) -> None:
+def test_what_is_wrong_with_the_label_holders_file_is_said(tmp_path: Path, kind: str) -> None:
     spoil, keys, sentence, _ = LABEL_HOLDERS[kind]
     organisations = cut(tmp_path, small(), known=1)
     table = spoil(read(organisations.labels))

@@ -104,9 +104,7 @@ def test_a_mean_is_over_the_present_parties_and_the_label_holders_own_block() ->
 
 @pytest.mark.parametrize("own", [0, 2])
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: "-".join(model.values()).split("/")[-1])
-def test_an_absent_party_has_no_part_in_outputs_and_gets_no_gradient(
-    model: dict[str, Any], own: int
-) -> None:
+def test_an_absent_party_has_no_part_and_no_gradient(model: dict[str, Any], own: int) -> None:
     keys = {"presence": 0.5, "bottom-model": "mlp", "embedding-size": 3, "server-lr": 0.0}
     config = resolve({**keys, **model})
     top = aggregation_of(config).build_top(SIZES, OUTPUTS, own)
@@ -415,9 +413,7 @@ def known_by(organisations: Organisations) -> dict[Any, str]:
 
 
 @of_words
-def test_files_tell_whom_a_run_and_its_predictions_cover_and_why_not_others(
-    tmp_path: Path,
-) -> None:
+def test_files_tell_whom_a_run_and_its_predictions_cover(tmp_path: Path) -> None:
     """The control: sets of ids. An alignment that is used again tells the same."""
     organisations = cut(tmp_path / "files", cancer(columns=6, rows=300), parties=2, known=0.8)
     sets = [set(read(path)[ID]) for path in organisations.files]
@@ -500,9 +496,7 @@ def test_parties_that_are_left_out_have_no_part(clinic: Organisations, tmp_path:
 
 
 @pytest.mark.nightly
-def test_rows_that_fewer_know_than_are_to_are_not_used(
-    clinic: Organisations, tmp_path: Path
-) -> None:
+def test_rows_that_too_few_know_are_not_used(clinic: Organisations, tmp_path: Path) -> None:
     counts = Counter(
         0 if words == "none" else len(words.split("+")) for words in known_by(clinic).values()
     )

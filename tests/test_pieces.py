@@ -74,7 +74,7 @@ def aligned(world: Organisations, client: Any = client_app.app, **keys: Any) -> 
 
 
 @pytest.mark.parametrize("method", ["psi", "any"])
-def test_pieces_give_the_alignment_of_one_message(
+def test_pieces_align_as_one_message(
     tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, client = cut(tmp_path, small()), Pieces()

@@ -86,9 +86,7 @@ def test_numbers_beyond_64_bits_are_whole_numbers() -> None:
         (pd.Series([], dtype=object), "no rows"),
     ],
 )
-def test_ids_that_cannot_be_compared_are_refused_without_their_values(
-    column: Any, words: str
-) -> None:
+def test_ids_that_cannot_be_compared_are_refused_untold(column: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as raised:
         encode_ids(column, "Party 1's file")
     message = str(raised.value)
@@ -172,9 +170,7 @@ def test_libsodium_leaves_no_file_behind(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_temporary_folder_that_cannot_be_used_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_unusable_temporary_folder_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rbcl", None)
     psi._libsodium.cache_clear()
 

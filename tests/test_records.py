@@ -134,7 +134,7 @@ def test_answers_survive_a_message(answer: Payload, ours: dict[str, AnyArray]) -
 
 
 @given(st.sampled_from(ORDERS), st.sampled_from(ANSWERS), named_arrays)
-def test_a_call_brings_what_a_message_would_without_making_records(
+def test_a_call_brings_what_a_message_would(
     order: Order, answer: Payload, ours: dict[str, AnyArray]
 ) -> None:
     order = replace(order, arrays=named_for(order, ours))
@@ -208,9 +208,7 @@ def test_state_survives_a_message(ours: dict[str, AnyArray]) -> None:
 
 
 @given(named_arrays)
-def test_large_state_is_the_memory_itself_until_it_leaves_the_process(
-    ours: dict[str, AnyArray],
-) -> None:
+def test_large_state_is_the_memory_itself_until_it_leaves(ours: dict[str, AnyArray]) -> None:
     state = RecordDict()
     save_groups(state, "", {"large": ours})
     assert all(array is ours[name] for name, array in load_large(state).items())

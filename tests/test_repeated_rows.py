@@ -145,7 +145,7 @@ def test_a_model_keeps_what_is_text(tmp_path: Path) -> None:
         ("refuse", visits(), "may instead set rows='last', 'mean' or 'sequence'"),
     ],
 )
-def test_what_cannot_be_combined_is_refused(
+def test_rows_that_do_not_combine_are_refused(
     tmp_path: Path, how: str, table: pd.DataFrame, sentence: str
 ) -> None:
     path = saved(table, tmp_path / "a.parquet")
@@ -172,9 +172,7 @@ def repeated(folder: Path) -> tuple[Organisations, Organisations]:
 
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("keys", [{}, {"align": "any"}])
-def test_the_last_rows_train_as_if_there_were_no_others(
-    tmp_path: Path, keys: dict[str, Any]
-) -> None:
+def test_the_last_rows_train_as_if_alone(tmp_path: Path, keys: dict[str, Any]) -> None:
     once, often = repeated(tmp_path)
     keys = {**SHORT, "noise-seed": 0, **keys}
     runs = []

@@ -113,7 +113,7 @@ def test_a_large_table_gives_what_it_would_in_memory(
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_columns_prepared_a_few_at_a_time_are_those_prepared_at_once(
+def test_columns_prepared_few_at_a_time_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
     path, words = tmp_path / f"table{suffix}", {"missing": "median", "text": "one-hot"}
@@ -178,7 +178,7 @@ def test_a_label_holder_reads_its_own_large_table_from_disk(
         (1e300, "has numbers that are too large"),
     ],
 )
-def test_what_is_wrong_with_a_large_table_is_said_before_training(
+def test_a_wrong_large_table_is_said_before_training(
     tmp_path: Path, value: Any, sentence: str
 ) -> None:
     organisations = cut(tmp_path, small(), known=1, suffixes=(".csv",))
@@ -194,9 +194,7 @@ def test_what_is_wrong_with_a_large_table_is_said_before_training(
     assert "f2" not in str(error.value) and "zebra" not in str(error.value)
 
 
-def test_rows_that_are_kept_are_read_by_number_and_have_no_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kept_rows_are_read_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     file, rows = RowFile(np.float32, (3, 2)), np.arange(60, dtype=np.float32).reshape(10, 3, 2)
     assert file.append(rows[:4]).tolist() == [0, 1, 2, 3]
@@ -206,7 +204,7 @@ def test_rows_that_are_kept_are_read_by_number_and_have_no_name(
     assert not list((tmp_path / "vfl-flower").iterdir())
 
 
-def test_a_disk_that_refuses_rows_is_a_sentence(
+def test_a_refusing_disk_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_is_large: None
 ) -> None:
     organisations = cut(tmp_path / "files", small())
@@ -281,7 +279,7 @@ def test_a_compressed_csv_file_of_one_long_line_is_refused_before_it_is_read(
     assert most_memory() > 6e6  # the control
 
 
-def test_ids_that_would_fill_the_memory_are_a_sentence(
+def test_ids_that_fill_the_memory_are_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.csv.gz"
@@ -294,7 +292,7 @@ def test_ids_that_would_fill_the_memory_are_a_sentence(
     assert len(own._read_ids()) == 200_000  # the control
 
 
-def test_an_archive_that_would_fill_the_memory_is_a_sentence(
+def test_an_archive_that_is_too_large_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "a.npz"
@@ -319,7 +317,7 @@ def folder_of_images(folder: Path, ids: Any) -> Path:
 
 
 @pytest.mark.parametrize("in_folder", [True, False], ids=["folder", "column"])
-def test_images_are_read_by_id_and_scaled_by_the_training_images(
+def test_images_are_read_by_id_and_scaled_by_training_images(
     tmp_path: Path, in_folder: bool
 ) -> None:
     if in_folder:
@@ -359,7 +357,7 @@ def test_images_are_brought_to_one_size_or_refused(tmp_path: Path, own_log: list
     assert rows.shape == (10, 4, 4, 3)
 
 
-def test_an_image_that_cannot_be_read_is_named_in_the_partys_own_log_alone(
+def test_an_unreadable_image_is_named_in_the_partys_log_alone(
     tmp_path: Path, own_log: list[str]
 ) -> None:
     organisations = with_images(tmp_path)
@@ -452,9 +450,7 @@ def test_an_image_that_would_fill_the_memory_is_refused_before_it_is_decoded(
     assert len(own.learn(np.arange(1)).mean) == 3  # the control: it can be read
 
 
-def test_of_several_images_in_a_file_the_first_is_read_and_a_pipe_is_no_image(
-    tmp_path: Path,
-) -> None:
+def test_the_first_of_several_images_is_read_and_a_pipe_is_no_image(tmp_path: Path) -> None:
     first, other = Image.new("L", (8, 8), 7), Image.new("L", (500, 400))
     path = tmp_path / "a.tiff"
     first.save(path, save_all=True, append_images=[other] * 50)
@@ -550,7 +546,7 @@ def test_texts_become_tokens_of_one_length(tmp_path: Path, tokenizer: str, suffi
         source_of(path, **words).load(np.arange(2), other)
 
 
-def test_a_missing_tokenizer_is_a_sentence(
+def test_no_tokenizer_is_a_sentence(
     tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "notes.csv"
@@ -729,7 +725,7 @@ def hugging_face(folder: Path, column: str, values: list[Any]) -> str:
 
 
 @pytest.mark.parametrize("many", [True, False])
-def test_images_of_a_data_set_are_divided_by_columns(
+def test_a_data_set_of_images_is_divided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: bool
 ) -> None:
     if many:

@@ -200,7 +200,7 @@ def checkpoint_of(*parties: tuple[bool, int, int]) -> Any:
         *(((40, 5), (40, 2)), ((40, 5), (40, 6)), ((0, 5), (40, 3)), ((40, 0), (40, 3))),
     ],
 )
-def test_a_state_of_another_exchange_or_checkpoint_is_refused(
+def test_a_state_of_another_moment_is_refused(
     first: tuple[int, int], second: tuple[int, int]
 ) -> None:
     """Party 0 was there at the checkpoint. Party 1 was away, and had told of its checkpoint 3."""
@@ -226,7 +226,7 @@ def test_only_parties_of_the_run_are_there_and_all_unless_some_may_be_missing() 
 
 
 @pytest.mark.nightly
-def test_a_run_id_that_comes_again_names_no_old_state(
+def test_a_repeated_run_id_names_no_old_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both runs keep their states in one folder, as parties on nodes do."""
@@ -288,9 +288,7 @@ def test_a_folder_that_others_can_write_to_is_refused(
         check_own(shared / "new")
 
 
-def test_a_group_of_this_user_alone_may_write(
-    shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_of_this_user_may_write(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared.parent.chmod(0o775)
     me = pwd.getpwuid(os.geteuid())
     own = (me.pw_name, "x", me.pw_gid)
@@ -319,7 +317,7 @@ def _with_group(group: int) -> Callable[[Path], os.stat_result]:
     return lambda self: os.stat_result([*lstat(self)[:5], group, *lstat(self)[6:]])
 
 
-def test_another_users_folder_and_another_users_link_are_refused(
+def test_folders_and_links_of_others_are_refused(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = shared.parent / "link"

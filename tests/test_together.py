@@ -125,7 +125,7 @@ def test_seeds_print_the_epsilon_of_all_runs(tmp_path: Path) -> None:
     assert f"4 runs together: epsilon {of_four:.3g} at delta 1e-05" in words
 
 
-def test_seeds_of_noise_on_labels_print_what_one_run_prints(
+def test_seeds_of_noisy_labels_print_one_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
@@ -157,9 +157,7 @@ def test_a_sweep_prints_the_epsilon_of_all_trials_those_stopped_included(
     assert not swept(tmp_path / "other", 2)["together"]  # where nothing is claimed
 
 
-def test_a_trial_that_was_cut_short_counts_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_cut_short_counts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "write_report", lambda _: None)
     monkeypatch.setattr(Study, "importance", lambda _: {})
 
