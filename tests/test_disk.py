@@ -249,21 +249,6 @@ def test_a_full_disk_leaves_no_half_predictions(tmp_path: Path, name: str) -> No
     assert {path.name for path in tmp_path.iterdir()} == {"run", name, "said.json"}
 
 
-@pytest.mark.nightly
-def test_a_full_disk_leaves_the_report_of_before(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_local(2, {**CANCER, "epochs": 1, "out": str(tmp_path / "run")})
-    page = tmp_path / "run" / "report.html"
-    page.write_text("that of before")
-    with full_after(1000):
-        assert main(["report", str(tmp_path / "run")]) == 1
-    assert page.read_text() == "that of before"
-    said = capsys.readouterr().err
-    assert said.startswith(f"vfl: {page} cannot be written (File too large)")
-    assert said.count("\n") == 1
-
-
 @contextmanager
 def full_below(folder: Path) -> Iterator[None]:
     """Let no file in a folder be written, as on a full disk."""

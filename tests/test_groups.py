@@ -27,8 +27,6 @@ from vfl_flower.tasks.information import party as at_party
 from vfl_flower.tasks.information.groups import CELLS, of_groups
 from vfl_flower.transport.explain_messages import GroupCounts, GroupsOrder
 
-SEGMENTS = {"segments": "sex,region"}
-
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,11 +50,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
     """The label holder has x, party 0 z and sex, party 1 region and noise; a run in `run`."""
     organisations = cut(tmp_path_factory.mktemp("groups"), people(), own=1, known=1.0)
     organisations.words = [{"segments": "sex"}, {"segments": "region", "name": "shop"}]
-    organisations.run("run", {"align": "ids", "epochs": 2, "test-fraction": 0.4})
+    organisations.run("run", {"align": "ids", "epochs": 1, "test-fraction": 0.4})
     return organisations
 
 
-def copied(trained: Organisations, tmp_path: Path) -> Path:
+@pytest.fixture
+def run(trained: Organisations, tmp_path: Path) -> Path:
+    """A copy of their run."""
     return Path(shutil.copytree(trained.folder / "run", tmp_path / "run"))
 
 
@@ -135,8 +135,8 @@ def test_cells_of_all_groups_add_up_to_the_true_ones(monkeypatch: pytest.MonkeyP
 # --- a run ----------------------------------------------------------------------------------------
 
 
-def test_the_label_holder_shows_the_figures(trained: Organisations, tmp_path: Path) -> None:
-    run, tap = copied(trained, tmp_path), Tap()
+def test_the_label_holder_shows_the_figures(trained: Organisations, run: Path) -> None:
+    tap = Tap()
     found = asked(run, trained, tap, epsilon=3.0)
     assert set(found) == {"party 0, sex", "party shop, region"}
     rows = rows_of(run)
@@ -155,8 +155,7 @@ def test_the_label_holder_shows_the_figures(trained: Organisations, tmp_path: Pa
     assert "m above f" in card and "Intervals cover their noise" in card
 
 
-def test_a_party_guesses_labels_as_the_epsilon_says(trained: Organisations, tmp_path: Path) -> None:
-    run = copied(trained, tmp_path)
+def test_a_party_guesses_labels_as_the_epsilon_says(trained: Organisations, run: Path) -> None:
     taps = [Tap() for _ in range(3)]
     found = [asked(run, trained, tap, epsilon=1.0) for tap in taps[:2]]
     found.append(asked(run, trained, taps[2], epsilon=2.0))
@@ -186,15 +185,13 @@ def test_a_party_guesses_labels_as_the_epsilon_says(trained: Organisations, tmp_
     ],
 )
 def test_a_party_that_takes_no_part_is_left_out(
-    trained: Organisations, tmp_path: Path, caplog: Any, words: dict[str, str], why: str
+    trained: Organisations, run: Path, caplog: Any, words: dict[str, str], why: str
 ) -> None:
-    run = copied(trained, tmp_path)
     found = asked(run, trained, Tap(), [words, {}], epsilon=3.0)
     assert set(found) == {"party shop, region"} and why in caplog.text
 
 
-def test_only_fitting_runs_have_such_segments(trained: Organisations, tmp_path: Path) -> None:
-    run = copied(trained, tmp_path)
+def test_only_fitting_runs_have_such_segments(trained: Organisations, run: Path) -> None:
     with pytest.raises(ConfigError, match="information = 'noisy'"):
         asked(run, trained, Tap(), information="exact")
     (run / "summary.json").unlink()  # as before a run has finished

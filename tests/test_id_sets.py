@@ -157,27 +157,13 @@ CORE = frozenset(range(3))
 people = st.frozensets(st.integers(3, 16), max_size=14).map(lambda each: each | CORE)
 
 
-steps_of = st.lists(st.tuples(people, people, people), min_size=2, max_size=4)
 methods = st.sampled_from(["psi", "any", "there"])
 
 
 @settings(max_examples=5)
-@given(steps_of, methods)
+@given(st.lists(st.tuples(people, people, people), min_size=2, max_size=4), methods)
 def test_rows_equal_a_fresh_alignment(steps: list[tuple[frozenset[int], ...]], method: str) -> None:
-    check_rows(steps, method)
-
-
-@pytest.mark.nightly
-@settings(max_examples=100)
-@given(steps_of, methods)
-def test_many_rows_equal_a_fresh_alignment(
-    steps: list[tuple[frozenset[int], ...]], method: str
-) -> None:
-    check_rows(steps, method)
-
-
-def check_rows(steps: list[tuple[frozenset[int], ...]], method: str) -> None:
-    """Align files of these ids, one alignment after another; all must find what all have."""
+    """Files of these ids align one after another; each alignment must find what all have."""
     shutil.rmtree(lasting_home() / "sets", ignore_errors=True)
     with tempfile.TemporaryDirectory() as place:
         for holder, *parties in steps:

@@ -20,7 +20,6 @@ from tests.organisations import ID, Organisations, cancer, cut, read
 from tests.pairwise import pairwise
 from tests.stepping import by_gradient
 from tests.test_label_holder import assert_is_centralised
-from vfl_flower.alignment import at_label_holder, reuse
 from vfl_flower.config import names
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.at_label_holder import load_labels, with_row_masks
@@ -520,35 +519,6 @@ def test_a_label_holder_with_columns_needs_nobody(tmp_path: Path) -> None:
     said = organisations.predict("run").set_index(ID)
     nobody = said[said["parties"] == "none"]
     assert len(nobody) > 100 and nobody["probability_1"].nunique() > 50  # by its own columns
-
-
-@pytest.mark.nightly
-def test_an_alignment_of_partial_rows_is_used_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
-    organisations = cut(tmp_path, cancer(), parties=2, known=0.6)
-    anew: list[str] = []
-    align = at_label_holder.align
-
-    def counted(*given: Any, **named: Any) -> Any:
-        anew.append("anew")
-        return align(*given, **named)
-
-    monkeypatch.setattr(reuse, "align", counted)
-    keys = {**FILES, "strategy": "split-nn", "epochs": 2}
-    runs = [organisations.run(name, keys) for name in ("first", "second")]
-    assert len(anew) == 1
-    assert runs[0].summary["test_loss"] == runs[1].summary["test_loss"]
-    halves = [checkpoint.load(run.folder) for run in runs]
-    assert np.array_equal(halves[0].present, halves[1].present)  # type: ignore[arg-type]
-    organisations.run("other rows", {**keys, "min-parties": 2})
-    organisations.run("common rows", {**keys, "align": "psi"})
-    assert len(anew) == 3
-    frame = read(organisations.files[1])
-    frame.iloc[1:].to_csv(organisations.files[1], index=False)
-    organisations.run("changed", keys)
-    assert len(anew) == 4
 
 
 # --- who is there -------------------------------------------------------------------------------

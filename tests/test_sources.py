@@ -602,17 +602,6 @@ def test_sequences_may_have_signals(tmp_path: Path) -> None:
         loaded(source_of(tmp_path / "a.parquet"), np.arange(4), np.arange(4))
 
 
-def test_a_run_on_sequences_by_an_lstm(tmp_path: Path) -> None:
-    organisations = cut(tmp_path, small(), known=1)
-    table = read(organisations.files[1])
-    values = [[float(each)] * (1 + row % 3) for row, each in enumerate(table["f2"])]
-    organisations.files[1] = tmp_path / "sequences.parquet"
-    write(pd.DataFrame({ID: table[ID], "x": values}), organisations.files[1])
-    change(organisations.files[0], lambda frame: frame.assign(f1=0.0))
-    run = organisations.run("run", {**SHORT, "noise-seed": 0})
-    assert run.parameters("party-1")["layers.0.1.weight"].shape == (8, 3)
-
-
 def test_one_kind_of_data_a_party(tmp_path: Path) -> None:
     cells = [{"bytes": content, "path": ""} for content in photographs()]
     write(pd.DataFrame({ID: ALL, "photo": cells, "age": ALL}), tmp_path / "a.parquet")

@@ -72,36 +72,12 @@ def state_of(folder: Path, party: int, before: int = 0) -> Path:
     return folder / f"run-{found.run}-party-{party}-checkpoint-{found.number - before}.state"
 
 
-def deleted(folder: Path, another: Path) -> None:
-    state_of(folder, 0).unlink()
-
-
-def all_deleted(folder: Path, another: Path) -> None:
-    for path in folder.glob("run-*-party-0-*.state"):
-        path.unlink()
-
-
-def put_back(folder: Path, another: Path) -> None:
-    state_of(folder, 0).write_bytes(state_of(folder, 0, 1).read_bytes())
-
-
 def swapped(folder: Path, another: Path) -> None:
     """Of a divided data set, the columns of parties differ in their values alone."""
     first, second = state_of(folder, 0), state_of(folder, 1)
     kept = first.read_bytes()
     first.write_bytes(second.read_bytes())
     second.write_bytes(kept)
-
-
-def of_another_run(folder: Path, another: Path) -> None:
-    """Of the same configuration, data and moment."""
-    state_of(folder, 0).write_bytes(state_of(another, 0).read_bytes())
-
-
-def unmarked(folder: Path, another: Path) -> None:
-    """As an older version wrote it."""
-    path = state_file.read(state_of(folder, 0))
-    files.write_sealed(state_of(folder, 0), state_to_bytes(path))
 
 
 def older_checkpoint(folder: Path, another: Path) -> None:
@@ -112,37 +88,42 @@ def older_checkpoint(folder: Path, another: Path) -> None:
     checkpoint.Checkpoint(**{**vars(found), "number": found.number - 1}).save(folder)
 
 
-def resume(folder: Path) -> None:
-    resumed(folder, 2)
-
-
-def predict(folder: Path) -> None:
-    predict_local({"model": str(folder), "out": str(folder / "said.csv")})
-
-
 def grow(folder: Path) -> None:
     found = checkpoint.load(folder)
     checkpoint.Checkpoint(**{**vars(found), "finished": True}).save(folder)
     run_local(2, {"grow": str(folder), "out": str(folder.with_name("grown"))})
 
 
-HOW = [deleted, all_deleted, put_back, swapped, of_another_run, unmarked, older_checkpoint]
-USES: dict[str, tuple[str, Callable[[Path], None]]] = {
-    "resume": ("cut", resume),
-    "write what it reached": ("finished", resume),
-    "predict": ("finished", predict),
+HOW: dict[str, Callable[[Path, Path], Any]] = {
+    "deleted": lambda run, _: state_of(run, 0).unlink(),
+    "all deleted": lambda run, _: [each.unlink() for each in run.glob("run-*-party-0-*.state")],
+    "put back": lambda run, _: shutil.copyfile(state_of(run, 0, 1), state_of(run, 0)),
+    "swapped": swapped,
+    "of the same moment": lambda run, other: shutil.copyfile(state_of(other, 0), state_of(run, 0)),
+    "unmarked": lambda run, _: files.write_sealed(  # as an older version wrote it
+        state_of(run, 0), state_to_bytes(state_file.read(state_of(run, 0)))
+    ),
+    "older checkpoint": older_checkpoint,
+}
+USES: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "resume": ("cut", lambda run: resumed(run, 2)),
+    "write what it reached": ("finished", lambda run: resumed(run, 2)),
+    "predict": (
+        "finished",
+        lambda run: predict_local({"model": f"{run}", "out": f"{run}/said.csv"}),
+    ),
     "grow": ("finished", grow),
 }
 
 
-@pytest.mark.parametrize("how", HOW, ids=[each.__name__ for each in HOW])
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("use", USES)
 def test_a_state_that_is_not_of_the_checkpoint_is_refused(
-    made: dict[str, Path], tmp_path: Path, use: str, how: Callable[[Path, Path], None]
+    made: dict[str, Path], tmp_path: Path, use: str, how: str
 ) -> None:
     name, uses = USES[use]
     folder = Path(shutil.copytree(made[name], tmp_path / "run"))
-    how(folder, made["another"] if name == "cut" else made["cut"])
+    HOW[how](folder, made["another"] if name == "cut" else made["cut"])
     before = {path.name: path.read_bytes() for path in folder.glob("party-*.npz")}
     said = r"Party [01] (does not have checkpoint \d+ of|has the state of checkpoint \d+, not)"
     with pytest.raises(VflError, match=said) as raised:
@@ -158,11 +139,6 @@ def test_a_state_that_is_not_of_the_checkpoint_is_refused(
 def test_states_of_the_checkpoint_are_used(made: dict[str, Path], tmp_path: Path, use: str) -> None:
     name, uses = USES[use]
     uses(Path(shutil.copytree(made[name], tmp_path / "run")))
-
-
-def _alike(tmp_path: Path) -> Path:
-    """Another run, of other data, to its end."""
-    return run_local(2, {**KEYS, "seed": 1, "out": str(tmp_path / "other")}).folder
 
 
 def test_a_party_that_was_away_may_have_the_state_that_it_told_of_and_no_older(
