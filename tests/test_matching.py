@@ -39,7 +39,7 @@ from vfl_flower.transport.messages import Arrays
 
 RULES = "given_name+surname+date(birthdate); surname+date(birthdate); given_name+postcode"
 COLUMNS = "given_name surname birthdate postcode"
-SHORT = {"epochs": 2, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
+SHORT = {"epochs": 1, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -148,12 +148,12 @@ def test_people_that_a_party_lacks_stay_if_parties_may_lack_rows(tmp_path: Path)
 
 
 def test_a_run_by_rules_is_the_run_by_ids(tmp_path: Path) -> None:
-    table = people(400, few=400)
+    table = people(200, few=400)
     world = World(tmp_path, table, table.sample(frac=1, random_state=0))
     words = {**world.keys, **SHORT, "out": str(tmp_path / "run")}
     coverage = run_local(1, words, node_configs=world.nodes).summary["coverage"]
     rule = str(parse(RULES)[0])
-    assert coverage["aligned"] == 400 and coverage["rules"][0]["rule"] == rule
+    assert coverage["aligned"] == 200 and coverage["rules"][0]["rule"] == rule
     card = (tmp_path / "run" / "model_card.md").read_text()
     assert "people at party 0 by date(birthdate)" in card.replace("\\\\", "")
     new = people(50, seed=9, few=400)
@@ -165,10 +165,10 @@ def test_a_run_by_rules_is_the_run_by_ids(tmp_path: Path) -> None:
 
 
 def test_masked_sums_and_partial_rows_work_by_rules(tmp_path: Path) -> None:
-    table = people(300, few=300)
-    parties = changed(table.sample(frac=1, random_state=0), 1, 0.01), table.iloc[30:]
+    table = people(120, few=120)
+    parties = changed(table.sample(frac=1, random_state=0), 1, 0.01), table.iloc[12:]
     world = World(tmp_path, table, *parties)
-    for keys, rows in ({"aggregation": "secure", "combine": "mean"}, 270), ({"align": "any"}, 300):
+    for keys, rows in ({"aggregation": "secure", "combine": "mean"}, 108), ({"align": "any"}, 120):
         words = {**world.keys, **SHORT, "out": str(tmp_path / str(rows)), **keys}
         forget_alignments()
         assert run_local(2, words, node_configs=world.nodes).summary["coverage"]["aligned"] == rows
@@ -442,17 +442,20 @@ def test_a_rule_with_too_many_false_matches_is_not_used(tmp_path: Path) -> None:
     assert "matches would be false, and match-error = 0.001" in made.rules[-1]["why"]
 
 
+def aligned(world: World, **keys: Any) -> Any:
+    """Return the coverage that `vfl align` tells, if earlier alignments may be used again."""
+    words = {**world.keys, "task": "align", **keys}
+    return run_local(1, words, node_configs=world.nodes).summary["coverage"]
+
+
 def test_an_alignment_is_used_again_until_people_or_rules_change(
-    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     def says(**keys: Any) -> str:
         caplog.clear()
-        words = {**world.keys, **SHORT, "out": str(tmp_path / f"run-{len(keys)}"), **keys}
-        found = run_local(1, {**words, "out": ""}, node_configs=world.nodes)
-        assert found.summary["coverage"]["rules"]
+        assert aligned(world, **keys)["rules"]
         return caplog.text
 
-    forget_alignments()
     caplog.set_level("INFO", "flwr.notice")
     assert "people." in says()
     assert "are common to all, by the alignment of" in says()
@@ -466,36 +469,27 @@ def test_an_alignment_is_used_again_until_people_or_rules_change(
 def test_corrected_columns_are_matched_anew(tmp_path: Path) -> None:
     table = people(200, few=200)
     world = World(tmp_path, table, table, match="given_name+surname+date(birthdate)")
-    names = "given_name surname birthdate"
-    wrong = "given_name=surname surname=given_name birthdate"
-    forget_alignments()
-    found, swapped = [], "given_name=surname surname=given_name"
-    for columns, expert in ((wrong, swapped), (names, ""), (wrong, swapped)):
+    names, swapped = "given_name surname birthdate", "given_name=surname surname=given_name"
+    for columns, expert in ((f"{swapped} birthdate", swapped), (names, "")) * 2:
         world.nodes[0]["match-columns"] = columns
-        words = {**world.keys, **SHORT, "match-columns": expert}
-        run = run_local(1, words, node_configs=world.nodes)
-        found.append(run.summary["coverage"]["aligned"])
-    assert found == [200, 200, 200]  # each is aligned anew
-    world.nodes[0]["match-columns"] = names
+        assert aligned(world, **{"match-columns": expert})["aligned"] == 200  # each time anew
     with pytest.raises(ConfigError, match="has none of the 200 people"):
-        run_local(1, words, node_configs=world.nodes)
+        aligned(world, **{"match-columns": swapped})
 
 
 def test_a_stricter_rule_ends_an_alignment(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    forget_alignments()
     caplog.set_level("INFO", "flwr.notice")
-    words = {**world.keys, **SHORT, "match": f"{SECOND}; {FIRST}"}
-    run_local(1, words, node_configs=world.nodes)
+    world.keys["match"] = f"{SECOND}; {FIRST}"
+    aligned(world)
     world.nodes[0]["match"] = FIRST
-    run = run_local(1, words, node_configs=world.nodes)
+    assert aligned(world)["rules"][0]["why"] == "not used: by the rule match of party 0"
     assert "rules no longer permit the alignment" in caplog.text
-    assert run.summary["coverage"]["rules"][0]["why"] == "not used: by the rule match of party 0"
     caplog.clear()
-    run_local(1, words, node_configs=world.nodes)
+    aligned(world)
     assert "by the alignment of" in caplog.text  # the control
     world.nodes[0]["match-bits"] = 60
     with pytest.raises(ConfigError, match="match-bits"):
-        run_local(1, words, node_configs=world.nodes)
+        aligned(world)
     assert "rules no longer permit the alignment" in caplog.text
 
 
@@ -519,7 +513,7 @@ def test_parts_that_others_decide_make_no_key_harder_to_guess(world: World) -> N
 
 
 def test_a_party_that_is_left_out_leaves_nobody_to_match(tmp_path: Path) -> None:
-    table = people(200, few=200)
+    table = people(120, few=200)
     world = World(tmp_path, table, table, table, align="any", subsets="sampled")
     words = {**world.keys, **SHORT, "out": str(tmp_path / "run")}
     run_local(2, words, node_configs=world.nodes)
@@ -536,7 +530,7 @@ def test_scores_in_python_have_the_index_of_the_label_holder_s_frame() -> None:
     table = people(300, few=300)
     bank = table.drop(columns="size").sample(frac=1, random_state=1)
     clinic = changed(table, 1).drop(columns="label").iloc[40:]
-    words: dict[str, Any] = {"label": "label", "match": f"{FIRST}; {SECOND}", "epochs": 2}
+    words: dict[str, Any] = {"label": "label", "match": f"{FIRST}; {SECOND}", "epochs": 1}
     model = vfl_flower.train({"clinic": clinic}, bank, **words)
     new = bank.drop(columns="label").iloc[:100]
     told = model.predict({"clinic": clinic}, own=new)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.conftest import MANY, Start, nightly, of_words
-from tests.organisations import ID, Organisations, cancer, cut, read
+from tests.organisations import ID, Organisations, cancer, change, cut, read, small
 from tests.pairwise import pairwise
 from tests.stepping import by_gradient
 from tests.test_label_holder import assert_is_centralised
@@ -519,6 +519,23 @@ def test_a_label_holder_with_columns_needs_nobody(tmp_path: Path) -> None:
     said = organisations.predict("run").set_index(ID)
     nobody = said[said["parties"] == "none"]
     assert len(nobody) > 100 and nobody["probability_1"].nunique() > 50  # by its own columns
+
+
+def test_an_alignment_of_partial_rows_is_used_again(tmp_path: Path, caplog: Any) -> None:
+    caplog.set_level(logging.INFO, "flwr.notice")
+    organisations = cut(tmp_path, small(), parties=2, known=0.6)
+    covered: list[Any] = []
+
+    def anew(**keys: Any) -> bool:
+        caplog.clear()
+        given = {"task": "align", "align": "any", **keys}
+        covered.append(organisations.run(f"run-{len(covered)}", given).summary["coverage"])
+        return "by the alignment of" not in caplog.text
+
+    assert [anew(), anew()] == [True, False] and covered[0] == covered[1]
+    assert [anew(**{"min-parties": 2}), anew(align="psi"), anew(align="psi")] == [True, True, False]
+    change(organisations.files[1], lambda frame: frame[1:])
+    assert anew()
 
 
 # --- who is there -------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from flwr.app import Context, Message
 
@@ -101,12 +102,8 @@ def test_pieces_add_to_a_set(tmp_path: Path) -> None:
     aligned(world)
     new = [7000 + number for number in range(20)]
     for file in (world.labels, *world.files):
-        change(
-            file,
-            lambda frame: frame.iloc[[*range(len(frame)), *[0] * 20]].assign(
-                who=[*frame["who"], *new]
-            ),
-        )
+        more = read(file).iloc[[0] * 20].assign(who=new)
+        change(file, lambda frame, more=more: pd.concat([frame, more]))
     made, _ = aligned(world, client := Pieces())
     assert [sum(each) for each in zip(*client.sizes, strict=True)] == [40, 40, 40]
     assert len(made.rows) == 48 + 20 and len(client.sizes) == 2 * (3 + 2)
@@ -291,26 +288,15 @@ def own(change: Callable[[Any], Any]) -> Callable[[Aligned], Aligned]:
     return lie
 
 
+SEVEN = np.ones((7, 32), np.uint8)
 LIES: dict[str, tuple[Any, str]] = {
-    "own ids too early": (
-        on(2, own(lambda _: np.ones((7, 32), np.uint8))),
-        "sent 7 of 0 blinded ids, where 0 were due",
-    ),
+    "own ids too early": (on(2, own(lambda _: SEVEN)), "sent 7 of 0 blinded ids, where 0 were"),
     "a short piece": (on(9, own(lambda a: a[1:])), "sent 6 of 54 blinded ids, where 7 were due"),
     "an empty piece": (on(9, own(lambda a: a[:0])), "sent 0 of 54 blinded ids, where 7 were due"),
-    "a long piece": (
-        on(9, own(lambda a: np.concatenate([a, a]))),
-        "sent 14 of 54 blinded ids, where 7 were due",
-    ),
+    "a long piece": (on(9, own(lambda a: np.tile(a, (2, 1)))), "sent 14 of 54 .* where 7 were due"),
     "a piece twice": (on(9, own(lambda a: a * 0)), "sent a blinded id more than once"),
-    "more places": (
-        on(10, lambda answer: replace(answer, places=10**8)),
-        "sent 7 of 100000000 blinded ids, where 7 were due",
-    ),
-    "fewer places": (
-        on(10, lambda answer: replace(answer, places=0)),
-        "sent 7 of 0 blinded ids, where 7 were due",
-    ),
+    "more places": (on(10, lambda answer: replace(answer, places=10**8)), "sent 7 of 100000000 b"),
+    "fewer places": (on(10, lambda answer: replace(answer, places=0)), "sent 7 of 0 blinded ids, "),
     "a refusal in between": (
         on(3, lambda answer: replace(answer, why="match", arrays={})),
         "did not blind exactly the 7 ids",

@@ -66,9 +66,9 @@ def with_more_rows(table: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
 
 
 @SUFFIXES
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 10**6))
-def test_the_mean_of_rows_is_what_pandas_computes(
+def test_the_mean_of_rows_is_that_of_pandas(
     tmp_path_factory: pytest.TempPathFactory, suffix: str, seed: int
 ) -> None:
     table = visits(seed)
