@@ -44,7 +44,6 @@ SHORT = {"epochs": 1, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 
 @pytest.fixture
 def node(tmp_path: Path) -> Context:
-    """A node before any message."""
     return node_in(tmp_path)
 
 
@@ -240,7 +239,6 @@ def test_a_party_that_compares_ids_has_as_many_rows_as_it_allows(node: Context) 
 
 
 def of_all(blinding: Blinding, ids: list[bytes]) -> AlignOrder:
-    """The order by which ids are compared."""
     return AlignOrder(method="ids", arrays={"ids": blinding.of_ids([psi.digest_of_all(ids)])})
 
 

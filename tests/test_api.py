@@ -71,7 +71,6 @@ class Spoilt(Dataset[Any]):
 
 @pytest.fixture(scope="module")
 def model() -> vfl_flower.Model:
-    """A model of three parties."""
     return vfl_flower.train(ONCE, PARTS, Y)
 
 
@@ -432,13 +431,10 @@ def test_a_component_from_a_file_is_kept_by_the_file(tmp_path: Path) -> None:
 
 
 class Watcher(Callback):
-    """Count the evaluations."""
-
     def __init__(self) -> None:
         self.times = 0
 
     def evaluated(self, entry: dict[str, Any]) -> None:
-        """Count one."""
         self.times += 1
 
 

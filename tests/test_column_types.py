@@ -30,7 +30,6 @@ Opener = Callable[[Path, Values], Table]
 
 
 def cells(*values: str) -> list[str]:
-    """Repeat values to a column."""
     return [values[row % len(values)] for row in range(ROWS)]
 
 
@@ -66,7 +65,6 @@ def frame(values: Values) -> Any:
 
 
 def typed(values: Values) -> Any:
-    """Return the same with numbers and truth values of pandas."""
     table = frame(values)
     for name in table.columns[1:-1]:
         column = table[name]

@@ -27,7 +27,6 @@ def config_of(dataset: str, **keys: Any) -> RunConfig:
 
 
 def rows_of(count: int, seed: int = 0) -> tuple[list[Array], Array]:
-    """Features of each party, and labels."""
     generator = np.random.default_rng(seed)
     return [generator.normal(3, 2, (count, width)) for width in WIDTHS], np.arange(count) % 3
 

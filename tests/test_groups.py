@@ -56,7 +56,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
 
 @pytest.fixture
 def run(trained: Organisations, tmp_path: Path) -> Path:
-    """A copy of their run."""
     return Path(shutil.copytree(trained.folder / "run", tmp_path / "run"))
 
 

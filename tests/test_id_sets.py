@@ -47,7 +47,6 @@ def organisations(tmp_path: Path) -> Organisations:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Context:
-    """A node before any message."""
     return node_in(tmp_path)
 
 
@@ -67,7 +66,6 @@ def blinded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def aligned(organisations: Organisations, client: Any = client_app.app, **keys: Any) -> Any:
-    """How many rows `vfl align` finds."""
     out = tempfile.mkdtemp(dir=organisations.folder)
     run_config = {**organisations.keys, "task": "align", "out": f"{out}/run", **keys}
     each = organisations.node_configs
@@ -79,8 +77,6 @@ def sets(pattern: str = "*") -> list[Path]:
 
 
 def with_ids(*numbers: int) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    """A file with rows of these ids too."""
-
     def added(frame: pd.DataFrame) -> pd.DataFrame:
         more = [frame[:1].assign(**{ID: number}) for number in numbers]
         return pd.concat([*more, frame])
@@ -413,7 +409,6 @@ def test_a_party_that_blinds_what_it_is_sent_does_not_answer_its_own_question(
 
 
 def added(points: Any) -> Any:
-    """The sum of some elements."""
     _, _, add = psi._libsodium()
     total = np.zeros((1, 32), np.uint8)
     for point in points:
@@ -481,8 +476,6 @@ def test_an_order_says_nothing_of_sets_with_others(organisations: Organisations)
 
 
 class Claiming:
-    """Party 0 says that it keeps the set, whatever it is asked for."""
-
     def __call__(self, message: Message, context: Context) -> Message:
         if (
             message.metadata.message_type == "query.set"

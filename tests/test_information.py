@@ -91,7 +91,6 @@ def table_of(folder: Path, who: str) -> pd.DataFrame:
 
 
 def joined(organisations: Organisations) -> pd.DataFrame:
-    """The columns of all, joined by id in the training rows."""
     table = read(organisations.labels)
     for path in organisations.files:
         table = table.merge(read(path), on=ID)
@@ -208,7 +207,6 @@ class Tap:
 
 
 def drawn(keys: dict[str, Any], out: Path) -> tuple[list[Any], dict[str, Any]]:
-    """The labels that parties get, and the results."""
     tap = Tap()
     given = {"dataset": "breast-cancer", "epsilon": 2.0, **keys}
     folder = run_local(2, {**given, **KEYS, "out": str(out)}, tap).folder  # type: ignore[arg-type]
@@ -314,7 +312,6 @@ class Asked:
         return float(at_party.compute(context, order).arrays["values"][0, 0])
 
     def halves(self, number: int = 1) -> list[Any]:
-        """Random halves of the people."""
         generator = np.random.default_rng(0)
         return [generator.permutation(self.rows) % 2 for _ in range(number)]
 
@@ -520,7 +517,6 @@ def test_a_party_that_fails_is_left_out_and_others_are_done(
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Context]:
-    """A node that is not simulated, with a part of a data set."""
     config: Any = {"partition-id": 0, "num-partitions": 2, "states": str(tmp_path / "node")}
     keys: Any = {"dataset": "breast-cancer", **KEYS, "epsilon": 3.0}
     yield Context(run_id=1, node_id=2, node_config=config, state=RecordDict(), run_config=keys)

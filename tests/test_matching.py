@@ -104,7 +104,6 @@ class World:
 
 
 def of_plain(world: World) -> list[dict[int, int]]:
-    """Return label holder's row -> row, at each party, by a plain join."""
     return [dict(pairs.tolist()) for pairs in world.plain]
 
 
@@ -210,7 +209,6 @@ def test_a_party_names_the_order_of_dates_of_two_readings(tmp_path: Path, order:
 
 
 def node_of(world: World, folder: Path, **words: Any) -> Context:
-    """A party's node that is not simulated, before any message."""
     begin_task()
     config: dict[str, Any] = {"partition-id": 0, "num-partitions": 1, "states": str(folder)}
     config |= {"min-rows": 1, "match-bits": 0.0, **world.nodes[0], **words}
@@ -443,7 +441,6 @@ def test_a_rule_with_too_many_false_matches_is_not_used(tmp_path: Path) -> None:
 
 
 def aligned(world: World, **keys: Any) -> Any:
-    """Return the coverage that `vfl align` tells, if earlier alignments may be used again."""
     words = {**world.keys, "task": "align", **keys}
     return run_local(1, words, node_configs=world.nodes).summary["coverage"]
 

@@ -75,7 +75,6 @@ def messy(people: int, seed: int = 0) -> dict[str, pd.DataFrame]:
 
 
 def written(folder: Path, tables: dict[str, pd.DataFrame], suffix: str) -> dict[str, Path]:
-    """Write the tables as files of a kind."""
     paths = {name: folder / f"{name}{suffix}" for name in tables}
     for name, path in paths.items():
         save = pd.DataFrame.to_parquet if suffix == ".parquet" else pd.DataFrame.to_csv
@@ -84,7 +83,6 @@ def written(folder: Path, tables: dict[str, pd.DataFrame], suffix: str) -> dict[
 
 
 def shell(paths: dict[str, Path], nodes: list[str], out: Path) -> list[str]:
-    """Return the arguments of `vfl run`."""
     keys = f"dataset='files:{paths['bank']}' id='customer' label='defaulted' epochs=1"
     configs = [part for node in nodes for part in ("--node-config", node)]
     return ["run", "-c", keys, *configs, "--out", str(out), "--quiet"]
@@ -168,7 +166,6 @@ DATES = {
 
 
 def of_dates(path: Path, values: list[Any]) -> list[Any]:
-    """Return tables with these dates as each kind of file."""
     frame = pd.DataFrame({"who": range(len(values)), "d": pd.Series(values, dtype=object)})
     frame.to_csv(path.with_suffix(".csv"), index=False)
     frame.astype({"d": str}).to_parquet(path.with_suffix(".parquet"))
@@ -401,7 +398,6 @@ def test_quotes_in_values_are_no_fault(tmp_path: Path) -> None:
 
 
 def made(path: Path, make: Callable[[Path], Any]) -> str:
-    """Make something at a path, and return the path."""
     make(path)
     return str(path)
 
@@ -465,7 +461,6 @@ TWO = [PRIVATE, PRIVATE.rename(columns={"x": "z"})]
 
 
 def with_option(it: Any, option: str, **more: Any) -> Any:
-    """Train with a value for an option."""
     return train(TWO, Y, **{option: it}, **more)
 
 

@@ -182,7 +182,6 @@ def frames(rows: int = 400, seed: int = 0) -> tuple[list[pd.DataFrame], pd.DataF
 
 
 def moved(run: dict[str, Any], monotonic: str, pairs: int) -> int:
-    """Train, and count the pairs of people whose scores move against a sign."""
     parties, own = frames()
     keys = {"epochs": 2, "missing": "median", "seed": 1, **run}
     promise = {"monotonic": monotonic}
@@ -223,14 +222,12 @@ def test_a_missing_value_counts_as_the_training_median(tmp_path: Path) -> None:
 
 
 def promised(folder: Path, monotonic: str = "f0:+") -> Organisations:
-    """Two parties. The first one names columns."""
     organisations = cut(folder, small(), known=1.0)
     organisations.words = [{"monotonic": monotonic}, {}]
     return organisations
 
 
 def preparation(run: Path) -> Preparation:
-    """Return the preparation that party 0 keeps with its model."""
     kept = max(run.glob("run-*-party-0-checkpoint-*.state"), key=lambda each: each.stat().st_mtime)
     found = about.read(state.load_about(state_file.read(kept))).preparation
     assert found is not None

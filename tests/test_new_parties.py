@@ -57,7 +57,6 @@ KEYS: dict[str, Any] = {
 
 
 def first(organisations: Organisations, parties: int) -> Organisations:
-    """Those parties alone."""
     words = organisations.words[:parties]
     return replace(organisations, files=organisations.files[:parties], words=words)
 
@@ -72,7 +71,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
 
 @pytest.fixture
 def three(tmp_path: Path, trained: Organisations) -> Organisations:
-    """A copy of them, whose files a test may change."""
     folder = Path(shutil.copytree(trained.folder, tmp_path / "copy"))
     files = [folder / path.name for path in trained.files]
     return Organisations(folder, folder / trained.labels.name, files)
@@ -513,8 +511,6 @@ def test_earlier_supernodes_need_no_other_number_of_parties(
 
 
 class Flat(nn.Module):
-    """A user's top model, in which parties are the columns of a layer."""
-
     def __init__(self, sizes: list[int], outputs: int) -> None:
         super().__init__()
         self.last = nn.Linear(sum(sizes), outputs)
@@ -524,8 +520,6 @@ class Flat(nn.Module):
 
 
 class Average(nn.Module):
-    """One whose parameters do not depend on how many parties there are."""
-
     def __init__(self, sizes: list[int], outputs: int) -> None:
         super().__init__()
         self.last = nn.Linear(sizes[0], outputs)

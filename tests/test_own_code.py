@@ -19,8 +19,6 @@ GIVEN: dict[str, Any] = {
 
 
 class Copies(nn.Module):
-    """A linear layer of twice the input and one."""
-
     def __init__(self, sample: Tensor, size: int) -> None:
         super().__init__()
         self.last = nn.Linear(len(sample), size)
@@ -30,15 +28,11 @@ class Copies(nn.Module):
 
 
 class Writes(Copies):
-    """The same, in the memory of the input."""
-
     def forward(self, x: Tensor) -> Tensor:
         return self.last(x.mul_(2).add_(1))
 
 
 class Top(nn.Module):
-    """A linear layer, perhaps in the memory of the input."""
-
     writes = False
 
     def __init__(self, sizes: list[int], outputs: int) -> None:
@@ -50,20 +44,16 @@ class Top(nn.Module):
 
 
 class WritesTop(Top):
-    """The same, in the memory of the input."""
-
     writes = True
 
 
 def loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the logistic loss."""
     return nn.functional.binary_cross_entropy_with_logits(
         outputs[:, 0], labels.float(), reduction="none"
     )
 
 
 def writing_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the logistic loss, and change both arguments."""
     found = loss(outputs.clone(), labels)
     labels.fill_(0)
     outputs.detach().fill_(0)
@@ -71,7 +61,6 @@ def writing_loss(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def figures(outputs: Tensor, labels: Tensor) -> dict[str, float]:
-    """Return the share of the first class, and change both arguments."""
     labels.fill_(1)
     outputs.fill_(0)
     return {"first": 0.5}

@@ -51,7 +51,6 @@ SHORT = {"epochs": 2, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 
 
 def models(run: Any, parties: int) -> dict[str, Any]:
-    """All parameters of a run."""
     names = ["top", *(f"party-{number}" for number in range(parties))]
     return {f"{name}.{key}": v for name in names for key, v in run.parameters(name).items()}
 
@@ -178,7 +177,6 @@ def own_file(path: Path, **words: Any) -> OwnFile:
 
 
 def prepared(own: OwnFile, train: Array, test: Array) -> tuple[Array, Array, Preparation]:
-    """Training and test rows, as the training rows teach it."""
     preparation = own.learn(train)
     return own.rows(train, preparation), own.rows(test, preparation), preparation
 
@@ -200,7 +198,6 @@ def test_columns_are_scaled_by_the_training_rows_alone(tmp_path: Path, suffix: s
 
 
 def wide(path: Path, columns: int) -> Path:
-    """A file of ids and so many numeric columns."""
     frame = pd.DataFrame(np.arange(20.0 * columns).reshape(20, columns) % 7).add_prefix("c")
     write(frame.assign(**{ID: np.arange(20)}), path)
     return path
@@ -335,7 +332,6 @@ def telling() -> pd.DataFrame:
 
 
 def assert_tells_nothing(messages: list[bytes], *more: str) -> None:
-    """No column, id, or value is in any message of a party, in whatever notation."""
     table = telling()
     secret = [SENTINEL, SENTINEL.upper(), str(NUMBER), *more]
     words = [text.encode() for text in secret] + [text.encode("utf-16-le") for text in secret]

@@ -61,8 +61,6 @@ class Average(nn.Module):
 
 
 class MeanOfAll(Average):
-    """A user's top model of parties that have all rows."""
-
     def forward(self, h: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(h, torch.ones(len(h), len(self.sizes)))
 

@@ -60,7 +60,6 @@ class Pieces:
 
 
 def aligned(world: Organisations, client: Any = client_app.app, **keys: Any) -> tuple[Any, ...]:
-    """Return the alignment, and the ids that all sides use."""
     given = {**world.keys, **keys}
     config, nodes = resolve(given), world.node_configs
     grid = LocalGrid(client, len(nodes), given, config, nodes)
@@ -126,8 +125,6 @@ def test_a_long_alignment_tells_how_much_is_left(
 
 
 class InPieces(LabelHolder):
-    """A label holder that sends pieces as it is told to."""
-
     def send(self, piece: int, ids: list[bytes], more: bool, **words: Any) -> Aligned:
         arrays = {"ids": self.a.of_ids(ids)}
         words = {"method": "psi", "piece": piece, "more": more, **words}

@@ -49,7 +49,6 @@ def source_of(path: Path, **words: Any) -> Source:
 
 
 def loaded(own: Source, places: Array, train: Array = ALL[:30]) -> tuple[Any, Preparation]:
-    """These rows, and what the training rows have taught."""
     preparation = own.learn(train)
     own.load(places, preparation)
     return own.rows(places, preparation), preparation
@@ -81,7 +80,6 @@ def all_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def mixed(rows: int = 60) -> pd.DataFrame:
-    """A table of all that a column can be."""
     generator = np.random.default_rng(3)
     table = small(rows)
     table["gaps"] = np.where(generator.random(rows) < 0.2, np.nan, 1e9 + np.arange(rows))
@@ -381,7 +379,6 @@ def saved(image: Image.Image, kind: str, **more: Any) -> bytes:
 
 
 def with_a_chunk(content: bytes, name: bytes, text: bytes) -> bytes:
-    """Insert a compressed chunk after the header of a PNG."""
     chunk = name + b"k\0\0" + zlib.compress(text)
     chunk = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
     return content[:33] + chunk + content[33:]
@@ -664,7 +661,6 @@ def test_an_augmentation_repeats_and_changes_neither_samples_nor_their_shape() -
 
 
 def node_of(words: dict[str, Any], keys: dict[str, Any]) -> Context:
-    """Of one party of two."""
     seat: dict[str, Any] = {"partition-id": 0, "num-partitions": 2, **words}
     return Context(1, 1, seat, RecordDict(), keys)
 
@@ -701,7 +697,6 @@ def test_a_party_names_its_own_augmentation(tmp_path: Path) -> None:
 
 
 def hugging_face(folder: Path, column: str, values: list[Any]) -> str:
-    """A folder of parquet files, with a training and a test part."""
     import datasets
 
     kind = datasets.Image() if isinstance(values[0], bytes) else datasets.Value("string")

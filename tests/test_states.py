@@ -231,7 +231,6 @@ def shared(tmp_path: Path) -> Path:
 
 
 def other_owner(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if another user had made this file or folder."""
     lstat = Path.lstat
 
     def of_other(self: Path) -> os.stat_result:

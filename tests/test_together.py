@@ -135,8 +135,6 @@ def test_seeds_of_noisy_labels_print_one_run(
 
 
 class Spending(Crew):
-    """Trials of two runs that each claim an epsilon."""
-
     def outcome(self, *arguments: Any) -> dict[str, Any]:
         return {**super().outcome(*arguments), "claims": [claim(1.0).as_json()] * 2}
 
