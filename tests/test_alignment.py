@@ -116,9 +116,7 @@ def test_rows_of_strangers_are_refused_however_many_are_made_up(node: Context, k
         holder.confirm()  # nor may it try again
 
 
-def test_rows_of_strangers_are_found_in_a_sample(
-    node: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strangers_are_found_in_a_sample(node: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(at_party, "_SAMPLE", 20)
     LabelHolder(node, IDS).all()
     assert "rows" in load_arrays(node.state, "aligned")
@@ -131,9 +129,7 @@ def test_rows_of_strangers_are_found_in_a_sample(
 
 
 @pytest.mark.parametrize("guess", ["own", "again", "question", "of the first", "of another"])
-def test_no_point_that_was_seen_answers_a_question_about_strangers(
-    node: Context, guess: str
-) -> None:
+def test_no_seen_point_answers_about_strangers(node: Context, guess: str) -> None:
     holder = LabelHolder(node, STRANGE)
     holder.align()
     holder.tell(ROWS, ROWS)

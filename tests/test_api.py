@@ -266,9 +266,7 @@ def test_what_was_trained_before_an_error_is_kept_and_found(
         assert len(vfl_flower.load(kept).predict([Spoilt(None), PARTS[1]])) == len(X)
 
 
-def test_an_error_before_training_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_early_error_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(VflError, match="at least two classes") as raised:
         vfl_flower.train(KEYS, PARTS, np.ones(len(X)))
@@ -354,7 +352,7 @@ def test_flowers_logger_is_quiet_until_the_last_leaves() -> None:
         log.setLevel(before)
 
 
-def test_from_python_too_an_epsilon_above_the_one_asked_for_is_a_warning(
+def test_from_python_too_a_larger_epsilon_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("VFL_HOME", str(tmp_path))  # other tests draw noise for the same people
@@ -439,7 +437,7 @@ class Watcher(Callback):
 
 
 @pytest.mark.nightly
-def test_components_without_an_import_path_train_and_predict_in_this_process(
+def test_components_without_an_import_path_work_in_this_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Tower(torch.nn.Linear):

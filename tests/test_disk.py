@@ -221,9 +221,7 @@ def test_each_file_that_the_disk_refuses_is_told(tmp_path: Path, name: str) -> N
         assert resumed(tmp_path / "run", 2).summary["failure"] is None
 
 
-def test_a_full_disk_elsewhere_is_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_elsewhere_is_a_sentence(tmp_path: Path, capsys: Any) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/vfl-flower")
     with patch.object(engines, "SuperLink", side_effect=full):  # its folder is a temporary one
         assert main(["run", "--engine", "ray", "--out", str(tmp_path / "run")]) == 1

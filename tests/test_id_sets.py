@@ -136,7 +136,7 @@ def test_a_party_that_was_left_out_has_its_own_set(
         assert blinded == due
 
 
-def test_the_label_holder_asks_everything_of_a_party_that_has_lost_its_set(
+def test_a_party_that_has_lost_its_set_is_asked_anew(
     organisations: Organisations, blinded: list[int]
 ) -> None:
     aligned(organisations)

@@ -132,7 +132,12 @@ def as_in_file(lines: pd.DataFrame, column: pd.Series) -> pd.Series:
 
 
 def test_exact_values_equal_the_plain_formula_on_joined_data(organisations: Organisations) -> None:
-    folder = organisations.run("run", EXACT).folder
+    tap = Tap()
+    folder = organisations.run("run", EXACT, tap).folder  # type: ignore[arg-type]
+    for name in ("income", "useless", "region", "fixed", "north", "south"):
+        assert name not in (folder / "information.json").read_text()
+        assert not any(name.encode() in each for each in tap.raw)
+    assert all("labels" not in order.arrays for order in tap.orders(EvidenceOrder))
     found, everything = result(folder), joined(organisations)
     assert found["mode"] == "exact" and found["rows"] == len(everything)
     assert found["epsilon"] is found["spent"] is None
@@ -159,15 +164,6 @@ def test_exact_values_equal_the_plain_formula_on_joined_data(organisations: Orga
     assert named["fixed"]["note"] == "constant in the training rows"
     assert named["age"]["feature"] == "age" and named["region"]["feature"] == 0
     assert named["age"]["low"] > 0 == named["useless"]["low"]
-
-
-def test_the_label_holder_gets_no_names_and_the_wire_has_none(organisations: Organisations) -> None:
-    tap = Tap()
-    folder = organisations.run("run", EXACT, tap).folder  # type: ignore[arg-type]
-    for name in ("income", "useless", "region", "fixed", "north", "south"):
-        assert name not in (folder / "information.json").read_text()
-        assert not any(name.encode() in each for each in tap.raw)
-    assert all("labels" not in order.arrays for order in tap.orders(EvidenceOrder))
 
 
 def test_the_picture_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +358,7 @@ def changed_flags(node: Asked) -> Asked:
     return node
 
 
-def test_sets_are_counted_over_any_thirty_days_and_with_a_wrong_clock(
+def test_sets_are_counted_over_any_thirty_days(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, day, turn = Asked(tmp_path), 86400, 700 * 30 * 86400  # a month by the calendar begins
@@ -398,9 +394,7 @@ def test_two_runs_at_once_get_no_more_sets(tmp_path: Path) -> None:
         assert sum(pool.map(ask, enumerate(node.halves(14)))) == 10
 
 
-def test_labels_that_differ_little_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nearly_equal_labels_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def changed(few: int) -> Any:
         other = labels.copy()
         other[np.flatnonzero(labels)[:few]] = 0
@@ -498,7 +492,7 @@ def test_a_party_that_refuses_is_left_out_and_others_are_done(organisations: Org
         organisations.run("other", EXACT)
 
 
-def test_a_party_that_fails_is_left_out_and_others_are_done(
+def test_a_failing_party_is_left_out(
     organisations: Organisations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = evidence.write_files
@@ -669,10 +663,6 @@ def test_the_leverage_is_the_variance_that_sums_explain() -> None:
     sums = sums_of([generator.integers(0, 5, 200).astype(np.uint8) for _ in range(4)])
     found = leverages(sums.astype(np.float32))
     assert found == pytest.approx(np.diag(np.linalg.pinv(sums) @ sums), abs=1e-6)
-    draws = generator.standard_normal((4000, 200))
-    estimated = draws @ sums.T @ np.linalg.pinv(sums).T
-    share = 1 - (draws - estimated).var(0) / draws.var(0)
-    assert np.abs(share - found).max() < 0.06
 
 
 # --- bad input ----------------------------------------------------------------------------------

@@ -445,9 +445,7 @@ def aligned(world: World, **keys: Any) -> Any:
     return run_local(1, words, node_configs=world.nodes).summary["coverage"]
 
 
-def test_an_alignment_is_used_again_until_people_or_rules_change(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_alignment_is_used_again_until_people_or_rules_change(world: World, caplog: Any) -> None:
     def says(**keys: Any) -> str:
         caplog.clear()
         assert aligned(world, **keys)["rules"]

@@ -90,9 +90,7 @@ def shell(paths: dict[str, Path], nodes: list[str], out: Path) -> list[str]:
 
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".parquet"])
-def test_the_second_command_works_on_messy_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
-) -> None:
+def test_the_second_command_works_on_messy_files(tmp_path: Path, capsys: Any, suffix: str) -> None:
     paths = written(tmp_path, messy(300), suffix)
     nodes = [f"file='{paths[name]}' id='customer'" for name in ("shop", "clinic")]
     assert main(shell(paths, nodes, tmp_path / "first")) == 1
@@ -125,9 +123,7 @@ def test_the_second_call_works_on_messy_frames() -> None:
     assert "20" + "15-" not in said and tables["shop"]["name"].iloc[0] not in said
 
 
-def test_gaps_of_ids_and_labels_are_told_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gaps_of_ids_and_labels_are_told_too(tmp_path: Path, capsys: Any) -> None:
     tables = messy(300)
     tables["bank"] = tables["bank"].astype({"defaulted": "Int64"})
     tables["bank"].loc[3:5, "defaulted"] = None
@@ -236,9 +232,7 @@ def test_raw_columns_have_the_dates_of_the_model(tmp_path: Path, option: str) ->
         assert (values.dtype == np.float64) == (option == "days")
 
 
-def test_a_prediction_needs_no_dates_option(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_prediction_needs_no_dates_option(tmp_path: Path, capsys: Any) -> None:
     shop = PRIVATE.assign(since=pd.date_range("2020-01-01", periods=60).astype(str))
     tables = {"bank": Y, "shop": shop}
     bank, path = written(tmp_path, tables, ".csv").values()
@@ -383,9 +377,7 @@ def test_a_file_that_is_no_table_gets_a_sentence(tmp_path: Path, kind: str, larg
         assert str(refused.value).endswith(".")
 
 
-def test_unchecked_a_quote_would_swallow_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unchecked_quotes_swallow_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.csv").write_bytes(TABLE.replace(b"\n500,", b'\n500,"'))
     monkeypatch.setattr(table_file, "_check_quotes", lambda path: None)
     assert len(OwnFile(str(tmp_path / "a.csv")).ids) == 501
@@ -582,9 +574,7 @@ def test_what_is_to_be_pasted_runs_nothing(tmp_path: Path, text: str, place: str
 # --- what to paste --------------------------------------------------------------------------------
 
 
-def test_advice_to_rewrite_keeps_zeros_and_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_advice_keeps_zeros_and_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     rows = [f"{n:03d};0{n}000;1.{n}00,5;NA\n" for n in range(1, 9)]
     Path("a.csv").write_text("id;zip;a;b\n" + "".join(rows))

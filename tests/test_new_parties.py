@@ -519,21 +519,12 @@ class Flat(nn.Module):
         return self.last(h)
 
 
-class Average(nn.Module):
-    def __init__(self, sizes: list[int], outputs: int) -> None:
-        super().__init__()
-        self.last = nn.Linear(sizes[0], outputs)
-
-    def forward(self, h: Tensor, present: Tensor) -> Tensor:
-        total = h.view(len(h), present.shape[1], -1).sum(1)
-        return self.last(total / present.sum(1, keepdim=True).clamp_min(1))
-
-
 @pytest.mark.nightly
 def test_a_top_model_of_ones_own_grows_if_its_parameters_stay_alike(tmp_path: Path) -> None:
     organisations = cut(tmp_path, cancer(), parties=3, known=0.6)
-    for name, top in (("two", "Flat"), ("average", "Average")):
-        first(organisations, 2).run(name, {**KEYS, "epochs": 1, "top-model": f"{HERE}:{top}"})
+    average = str(Path(__file__).with_name("test_partial_rows.py"))
+    for name, top in (("two", f"{HERE}:Flat"), ("average", f"{average}:Average")):
+        first(organisations, 2).run(name, {**KEYS, "epochs": 1, "top-model": top})
     with pytest.raises(ConfigError, match="has other parameters for 3 parties than for 2"):
         grown(organisations, "three")
     organisations.run("three-average", {"grow": str(tmp_path / "average")})
@@ -603,9 +594,7 @@ def test_what_cannot_begin_so_is_one_sentence(three: Organisations, case: str) -
     assert not history.exists() or not history.read_text()
 
 
-def test_unfit_earlier_runs_are_refused(
-    three: Organisations, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unfit_runs_do_not_grow(three: Organisations, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         ConfigError, match=r"has 2 parties, but only 1 are here\. Start all of them"
     ):

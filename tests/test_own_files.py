@@ -98,9 +98,7 @@ def test_the_label_holders_columns_are_those_that_joined_trains_on(tmp_path: Pat
 
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("ids", [lambda n: 5 * n + 7, lambda n: f"né-{n}"], ids=["number", "text"])
-def test_equal_ids_in_any_order_are_found_equal_and_give_what_psi_gives(
-    tmp_path: Path, ids: Callable[[int], Any]
-) -> None:
+def test_equal_ids_give_what_psi_gives(tmp_path: Path, ids: Callable[[int], Any]) -> None:
     table = small()
     table[ID] = [ids(number) for number in table[ID]]
     organisations = cut(tmp_path, table, known=1)
@@ -229,9 +227,7 @@ def test_a_wide_file_takes_no_more_operations(tmp_path: Path, suffix: str) -> No
     assert broad["schemas"] <= 2 and broad["columns"] <= 5
 
 
-def test_a_schema_read_once_a_column_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_schema_read_too_often_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def once_a_column(self: OwnFile) -> str:
         types = [pq.read_schema(self.path).field(name).type for name in self.feature_names]
         return "table" if types else ""
@@ -448,7 +444,7 @@ BAD: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize("kind", BAD)
-def test_what_is_wrong_with_a_partys_file_is_said_without_what_is_in_it(
+def test_a_wrong_file_is_told_without_its_values(
     tmp_path: Path, own_log: list[str], kind: str
 ) -> None:
     spoil, given, sentence, in_log = BAD[kind]

@@ -575,9 +575,7 @@ def asked_of(answers: Mapping[int, Payload | str | None], without: set[int], tim
     return [each.party for each in found.values()]
 
 
-def test_a_wait_for_parties_names_them(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_wait_for_parties_names_them(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     for name in ("_SOON", "_TELL"):  # a minute passes at each look
         monkeypatch.setattr(f"vfl_flower.transport.gather.{name}", -1.0)
     zero, one, two = (Introduction(party=m, parties=3) for m in range(3))

@@ -74,7 +74,7 @@ def aligned(world: Organisations, client: Any = client_app.app, **keys: Any) -> 
 
 
 @pytest.mark.parametrize("method", ["psi", "any"])
-def test_pieces_align_as_one_message(
+def test_pieces_align_as_a_whole(
     tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, client = cut(tmp_path, small()), Pieces()
@@ -229,7 +229,7 @@ def test_rows_are_told_after_all_pieces(node: Context) -> None:
     asked(node, common)
 
 
-def test_a_file_is_read_once_in_an_alignment_and_anew_after_it_has_changed(
+def test_a_file_is_read_once_in_an_alignment(
     node: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[int] = []

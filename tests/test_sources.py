@@ -277,9 +277,7 @@ def test_a_compressed_csv_file_of_one_long_line_is_refused_before_it_is_read(
     assert most_memory() > 6e6  # the control
 
 
-def test_ids_that_fill_the_memory_are_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_ids_are_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress(b"id\n" + b"1\n" * 200_000))
     own = OwnFile(str(path), id="id", party=1)

@@ -141,7 +141,7 @@ def test_states_of_the_checkpoint_are_used(made: dict[str, Path], tmp_path: Path
     uses(Path(shutil.copytree(made[name], tmp_path / "run")))
 
 
-def test_a_party_that_was_away_may_have_the_state_that_it_told_of_and_no_older(
+def test_a_party_that_was_away_has_the_state_that_it_told_of(
     made: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(made["cut"], tmp_path / "run"))
@@ -202,9 +202,7 @@ def test_only_parties_of_the_run_are_there_and_all_unless_some_may_be_missing() 
 
 
 @pytest.mark.nightly
-def test_a_repeated_run_id_names_no_old_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repeated_id_names_no_old_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both runs keep their states in one folder, as parties on nodes do."""
     monkeypatch.setattr(secrets, "randbits", lambda bits: 7)
     states = [{"states": str(tmp_path / "states")}] * 2
@@ -244,7 +242,7 @@ def other_owner(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("mode", [0o777, 0o757, 0o775])
 @pytest.mark.parametrize("above", [True, False])
-def test_a_folder_that_others_can_write_to_is_refused(
+def test_a_folder_that_others_write_to_is_refused(
     shared: Path, mode: int, above: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "_is_private", lambda folder, group: False)
@@ -292,9 +290,7 @@ def _with_group(group: int) -> Callable[[Path], os.stat_result]:
     return lambda self: os.stat_result([*lstat(self)[:5], group, *lstat(self)[6:]])
 
 
-def test_folders_and_links_of_others_are_refused(
-    shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links_of_others_are_refused(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = shared.parent / "link"
     link.symlink_to(shared)
     check_own(link / "run")
@@ -339,7 +335,7 @@ def test_a_run_refuses_a_shared_results_folder_and_makes_nothing_there(
     assert main(["predict", str(kept)]) == 0
 
 
-def test_a_party_refuses_a_shared_folder_of_states_and_does_not_name_it(
+def test_a_party_refuses_a_shared_folder_and_names_it_to_none(
     shared: Path, tmp_path: Path, own_log: list[str]
 ) -> None:
     states = [{"states": str(shared)}, {"states": str(tmp_path / "states")}]

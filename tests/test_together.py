@@ -125,9 +125,7 @@ def test_seeds_print_the_epsilon_of_all_runs(tmp_path: Path) -> None:
     assert f"4 runs together: epsilon {of_four:.3g} at delta 1e-05" in words
 
 
-def test_seeds_of_noisy_labels_print_one_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seeds_of_noisy_labels_add_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
     keys = {**QUICK, "privacy": "labels", "epsilon": 1.0}
     runs = repeated(run_local, 2, {**keys, "out": str(tmp_path / "out")}, (), 2)
