@@ -223,9 +223,6 @@ def test_the_number_of_parties_is_the_folders(tmp_path: Path) -> None:
             load_labels(config_of(f"{kind}:{tmp_path / 'elsewhere'}"))
 
 
-# --- MARS-VFL -------------------------------------------------------------------------------------
-
-
 def uci_har(folder: Path) -> tuple[list[Array], list[Array]]:
     """Write a small UCI HAR, and return both parties' training and test rows."""
     names = ["tBodyAcc-X", "tBodyGyro-X", "fBodyBodyGyroMag-Y", "angle(X)", "angle(tBodyGyroMean)"]

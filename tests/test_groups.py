@@ -73,9 +73,6 @@ def rows_of(run: Path) -> pd.DataFrame:
     return joined.assign(flag=(joined["probability_1"] > 0.5).astype(int))
 
 
-# --- figures --------------------------------------------------------------------------------------
-
-
 def drawn(seed: int, rows: int, kept: float) -> tuple[dict[str, Any], Any, Any]:
     """Counts of noisy cells in three groups of people, their true cells, and cells of all."""
     of = np.random.default_rng(seed)
@@ -129,9 +126,6 @@ def test_cells_of_all_groups_add_up_to_the_true_ones(monkeypatch: pytest.MonkeyP
     found = of_groups(counts, every, kept)
     of = [(found["rows"][name], found["figures"][name]["flagged"]["value"]) for name in counts]
     assert sum(rows * share for rows, share in of) == pytest.approx(every[2:].sum(), abs=1e-6)
-
-
-# --- a run ----------------------------------------------------------------------------------------
 
 
 def test_the_label_holder_shows_the_figures(trained: Organisations, run: Path) -> None:
@@ -216,9 +210,6 @@ def test_partial_rows_masked_sums_and_noise_work(tmp_path: Path, keys: dict[str,
     rows = rows_of(run.folder)
     assert len(rows) * known * 0.9 < sum(found["party 0, sex"]["rows"].values()) <= len(rows)
     assert (sum(found["party 0, sex"]["rows"].values()) == len(rows)) == (known == 1)
-
-
-# --- what a label holder may learn ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sizes", [[400, 300, 60], [400, 49, 3], [400, 60, 3], [49, 3], [60]])

@@ -259,12 +259,6 @@ def test_sides_must_both_match_by_columns(tmp_path: Path) -> None:
         run_local(1, {**world.keys, **SHORT}, node_configs=world.nodes)
 
 
-def test_one_rule_is_asked_at_a_time(curious: Curious) -> None:
-    ids = {"ids": curious.a.of_ids([b"one"])}
-    with pytest.raises(VflError, match="was asked by several rules at once"):
-        asked(curious.node, AlignOrder(method="psi", rule="person", arrays=ids), Aligned)
-
-
 FIRST, SECOND = "surname+date(birthdate)", "given_name+postcode"
 
 
@@ -362,14 +356,19 @@ def test_nobody_is_left_over_by_a_label_holder_without_the_others(curious: Curio
     assert count_of(curious.node)["wrong"] == 3
 
 
-def test_a_rule_is_asked_once_and_with_keys(curious: Curious) -> None:
+def test_a_rule_is_asked_once_alone_and_with_keys(curious: Curious) -> None:
+    def asks(rule: str, ids: Any, anew: bool) -> Any:
+        order = AlignOrder(method="psi", rule=rule, anew=anew, arrays={"ids": ids})
+        return asked(curious.node, order, Aligned)
+
+    with pytest.raises(VflError, match="was asked by several rules at once"):
+        asks("person", curious.a.of_ids([b"one"]), True)
     curious.ask(FIRST)
     with pytest.raises(VflError, match="a rule twice, or without keys"):
         curious.ask(FIRST, anew=False)
     curious.ask(FIRST)
-    none: Arrays = {"ids": np.zeros((0, 32), np.uint8)}
     with pytest.raises(VflError, match="a rule twice, or without keys"):
-        asked(curious.node, AlignOrder(method="psi", rule=SECOND, anew=False, arrays=none), Aligned)
+        asks(SECOND, np.zeros((0, 32), np.uint8), False)
 
 
 @pytest.mark.parametrize("knows", [True, False])

@@ -62,9 +62,6 @@ def violated(model: Any, rows: Tensor, columns: dict[int, int], seed: int = 0) -
     return found
 
 
-# --- models -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bottom", ["linear", "mlp", "tabular"])
 @pytest.mark.parametrize("activation", ["none", "relu", "sigmoid", "tanh"])
 def test_embeddings_are_monotone_at_any_parameters(bottom: str, activation: str) -> None:
@@ -149,8 +146,6 @@ def test_a_calibration_never_turns_the_order_of_scores() -> None:
         assert (np.diff(chances) >= 0).all() and chances[0] > 0.5
 
 
-# --- runs ---------------------------------------------------------------------------------------
-
 RUNS: dict[str, dict[str, Any]] = {
     "split-nn": {},
     "masks": {"combine": "mean", "aggregation": "secure"},
@@ -216,9 +211,6 @@ def test_a_missing_value_counts_as_the_training_median(tmp_path: Path) -> None:
             found.append(organisations.predict("a")["probability_1"].to_numpy())
     assert np.array_equal(found[0], found[1])
     assert (found[2] >= found[1]).all() and (found[3] <= found[1]).all()
-
-
-# --- parties with files -------------------------------------------------------------------------
 
 
 def promised(folder: Path, monotonic: str = "f0:+") -> Organisations:

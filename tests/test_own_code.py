@@ -82,9 +82,6 @@ def test_code_that_writes_to_its_arguments_learns_as_code_that_does_not(strategy
     assert trained() == before  # data and labels of the process are as they were
 
 
-# --- scaling of columns with a large mean ---------------------------------------------------------
-
-
 @pairwise(spread=[1.0, 100.0], far=[0.0, 1e6, 4_006_000_000_000.0], rows=[600, 200_000])
 def test_an_offset_does_not_change_the_scale(spread: float, far: float, rows: int) -> None:
     apart = np.round(np.random.default_rng(0).normal(size=(rows, 2)) * spread, 3)

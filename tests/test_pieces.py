@@ -12,7 +12,16 @@ import pytest
 from flwr.app import Context, Message
 
 from tests.aligning import IDS, STRANGE, LabelHolder, asked, count_of, in_a_later_run, node_in
-from tests.organisations import ID, Organisations, change, cut, forget_alignments, read, small
+from tests.organisations import (
+    ID,
+    Organisations,
+    change,
+    cut,
+    forget_alignments,
+    read,
+    small,
+    write,
+)
 from vfl_flower import client_app
 from vfl_flower.alignment import pieces, store
 from vfl_flower.alignment.at_label_holder import align
@@ -102,7 +111,7 @@ def test_pieces_add_to_a_set(tmp_path: Path) -> None:
     new = [7000 + number for number in range(20)]
     for file in (world.labels, *world.files):
         more = read(file).iloc[[0] * 20].assign(who=new)
-        change(file, lambda frame, more=more: pd.concat([frame, more]))
+        write(pd.concat([read(file), more]), file)
     made, _ = aligned(world, client := Pieces())
     assert [sum(each) for each in zip(*client.sizes, strict=True)] == [40, 40, 40]
     assert len(made.rows) == 48 + 20 and len(client.sizes) == 2 * (3 + 2)
@@ -119,9 +128,6 @@ def test_a_long_alignment_tells_how_much_is_left(
     due = r"14 of about 240 ids of all sides are blinded: about \d\d:\d\d left\."
     assert re.fullmatch(due, lines[0])
     assert lines[-1].startswith("228 of about 228 ids")
-
-
-# --- a label holder that lies ---------------------------------------------------------------------
 
 
 class InPieces(LabelHolder):
@@ -268,9 +274,6 @@ def test_a_piece_does_not_tell_where_an_id_stands_in_the_file(node: Context) -> 
     holder.send(0, IDS[:7], True)
     at = store.saved_state(node)["at"]
     assert min(np.ptp(at[start : start + PIECE]) for start in range(0, 56, PIECE)) > PIECE
-
-
-# --- a party that lies ----------------------------------------------------------------------------
 
 
 def on(piece: int, lie: Callable[[Aligned], Aligned]) -> Callable[[AlignOrder, Aligned], Aligned]:

@@ -101,8 +101,6 @@ def test_the_shuffled_order_is_a_permutation_that_follows_from_the_secret() -> N
     assert (order != shuffled(1000, b"Secret")).mean() > 0.98
 
 
-# --- the group ----------------------------------------------------------------------------------
-
 BELIEVED = "80bd07262511cdde4863f8a7434cef696750681cb9510eea557088f76d9e5065"
 HASHED = [  # RFC 9496, A.3: labels, whose SHA-512 is given, and the elements
     ("by using a finer grind.", "f8f0c87cf237953c5890aec3998169005dae3eca1fbb04548c635953c817f92a"),
@@ -188,9 +186,6 @@ def test_an_unusable_temporary_folder_is_one_sentence(monkeypatch: pytest.Monkey
     finally:
         monkeypatch.undo()
         psi._libsodium.cache_clear()
-
-
-# --- both sides ---------------------------------------------------------------------------------
 
 
 def test_blinding_by_both_sides_commutes_and_by_one_shows_nothing_in_common() -> None:
@@ -281,9 +276,6 @@ def test_points_whose_sum_is_nothing_are_refused() -> None:
     challenge([b"i:1", b"i:2"], np.concatenate([point, point]))
     with pytest.raises(VflError, match=r"blinded ids that cannot be used: .* or is the identity"):
         challenge([b"i:1", b"i:2"], both)
-
-
-# --- threads ------------------------------------------------------------------------------------
 
 
 def blind(ids: list[bytes]) -> tuple[Points, Points]:

@@ -62,9 +62,6 @@ def with_more_rows(table: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     return pd.concat([earlier, table])
 
 
-# --- columns of a file ----------------------------------------------------------------------------
-
-
 @SUFFIXES
 @settings(max_examples=5)
 @given(seed=st.integers(0, 10**6))
@@ -158,9 +155,6 @@ def test_rows_that_do_not_combine_are_refused(
             _ = own(saved(table, tmp_path / "a.csv"), how).ids
 
 
-# --- runs -----------------------------------------------------------------------------------------
-
-
 def repeated(folder: Path) -> tuple[Organisations, Organisations]:
     """Organisations with one row of each person, and with several at both parties."""
     once, often = (cut(folder / name, small(120), known=1) for name in ("once", "often"))
@@ -195,9 +189,6 @@ def test_rows_of_people_make_sequences_for_an_lstm(tmp_path: Path) -> None:
     run = often.run("run", SHORT)
     assert run.parameters("party-1")["layers.0.lstm.weight_ih_l0"].shape == (32, 2)  # signals
     assert len(often.predict("run")) == 120
-
-
-# --- without a common id --------------------------------------------------------------------------
 
 
 @pytest.mark.nightly

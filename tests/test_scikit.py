@@ -126,9 +126,6 @@ def test_parties_that_cannot_be_are_a_sentence(parties: Any, said: str) -> None:
         VerticalClassifier(parties=parties).fit([[0, 1], [1, 0], [2, 2]], [0, 1, 0])
 
 
-# --- frames -------------------------------------------------------------------------------------
-
-
 def messy() -> tuple[pd.DataFrame, pd.Series]:
     """Breast cancer with names, texts, missing values, and rows in no order."""
     found = load_breast_cancer(as_frame=True)

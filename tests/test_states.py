@@ -51,9 +51,6 @@ def test_a_state_has_the_tensor_that_a_module_has_now(how: str) -> None:
     assert (found == 7).all() and found.shape == tuple(model.running_mean.shape)
 
 
-# --- states that are not of the checkpoint --------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run that was cut short, one that was cut before its summary, and another run."""
@@ -198,9 +195,6 @@ def test_only_parties_of_the_run_are_there_and_all_unless_some_may_be_missing() 
             check_states(found, [state[party] for party in there], whole)
 
 
-# --- a run id that comes again --------------------------------------------------------------------
-
-
 @pytest.mark.nightly
 def test_a_repeated_id_names_no_old_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both runs keep their states in one folder, as parties on nodes do."""
@@ -214,9 +208,6 @@ def test_a_repeated_id_names_no_old_state(tmp_path: Path, monkeypatch: pytest.Mo
     for name in ("first", "second"):  # neither has pruned or written over the other's
         finished = run_local(2, {"resume": str(tmp_path / name)}, node_configs=states)
         assert finished.summary["failure"] is None
-
-
-# --- folders --------------------------------------------------------------------------------------
 
 
 @pytest.fixture

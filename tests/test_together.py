@@ -41,9 +41,6 @@ def drawn(epsilon: float) -> Claim:
     return Claim(LABELS, epsilon, 0.0, drawn=True)
 
 
-# --- what several runs show ---------------------------------------------------------------------
-
-
 def test_three_runs_show_more_than_one_claims_and_no_more_than_they_claim_together() -> None:
     # A changed label moves a scalar by 2 C / U, here from -1 to 1, in each of the runs.
     trials, generator = 1_000_000, np.random.default_rng(0)
@@ -56,9 +53,6 @@ def test_three_runs_show_more_than_one_claims_and_no_more_than_they_claim_togeth
         shown[runs] = _bound(hits, alarms, trials, DELTA, 0.9999)
     assert 0.5 < shown[1] < 1.0
     assert 1.0 < shown[3] < composed(1.0, 1.0, 1.0)
-
-
-# --- how claims compose -------------------------------------------------------------------------
 
 
 def test_gaussian_runs_compose_to_one_gaussian_mechanism() -> None:
@@ -100,9 +94,6 @@ def test_releases_of_another_kind_add_up() -> None:
 def test_a_summary_that_claims_nothing_is_in_no_sum(summary: dict[str, Any]) -> None:
     assert Claim.of(summary) is None
     assert of_several([summary, {"epsilon": 1.0, "delta": DELTA, "gaussian_mu": 0.1}]) == []
-
-
-# --- what is printed ----------------------------------------------------------------------------
 
 
 @pytest.mark.nightly
