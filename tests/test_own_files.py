@@ -195,29 +195,25 @@ def test_columns_are_scaled_by_the_training_rows_alone(tmp_path: Path, suffix: s
     np.testing.assert_array_equal(again, test)
 
 
-def wide(path: Path, columns: int) -> Path:
-    frame = pd.DataFrame(np.arange(20.0 * columns).reshape(20, columns) % 7).add_prefix("c")
-    write(frame.assign(**{ID: np.arange(20)}), path)
-    return path
-
-
 def operations(path: Path, columns: int) -> dict[str, int]:
     """Reads of a schema, and columns taken out of a frame, until a party's rows are prepared."""
-    counts, file = {"schemas": 0, "columns": 0}, wide(path, columns)
-    read_schema, take = pq.read_schema, pd.DataFrame.__getitem__
-
-    def reads(*given: Any, **named: Any) -> Any:
-        counts["schemas"] += 1
-        return read_schema(*given, **named)
+    frame = pd.DataFrame(np.arange(20.0 * columns).reshape(20, columns) % 7).add_prefix("c")
+    write(frame.assign(**{ID: np.arange(20)}), path)
+    schema, take, rows = pq.read_schema, pd.DataFrame.__getitem__, np.arange(20)
+    taken: list[Any] = []
 
     def takes(self: pd.DataFrame, key: Any) -> Any:
-        counts["columns"] += isinstance(key, str)
+        taken.append(key)
         return take(self, key)
 
-    with patch.object(pq, "read_schema", reads), patch.object(pd.DataFrame, "__getitem__", takes):
-        own = source_of({"file": str(file), "id": ID}, 0)
-        assert len(prepared(cast(OwnFile, own), np.arange(15), np.arange(15, 20))[0].T) == columns
-    return counts
+    with (
+        patch.object(pq, "read_schema", side_effect=schema) as read_schema,
+        patch.object(pd.DataFrame, "__getitem__", takes),
+    ):
+        own = source_of({"file": str(path), "id": ID}, 0)
+        assert prepared(cast(OwnFile, own), rows[:15], rows[15:])[0].shape == (15, columns)
+    named = sum(isinstance(each, str) for each in taken)
+    return {"schemas": read_schema.call_count, "columns": named}
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
