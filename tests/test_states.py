@@ -93,7 +93,7 @@ def grow(folder: Path) -> None:
 
 HOW: dict[str, Callable[[Path, Path], Any]] = {
     "deleted": lambda run, _: state_of(run, 0).unlink(),
-    "all deleted": lambda run, _: [each.unlink() for each in run.glob("run-*-party-0-*.state")],
+    "all deleted": lambda run, _: list(map(Path.unlink, run.glob("run-*-party-0-*.state"))),
     "put back": lambda run, _: shutil.copyfile(state_of(run, 0, 1), state_of(run, 0)),
     "swapped": swapped,
     "of the same moment": lambda run, other: shutil.copyfile(state_of(other, 0), state_of(run, 0)),
