@@ -285,7 +285,7 @@ def test_the_fewest_rows_are_of_all_that_are_used(node: Context) -> None:
                 later.tell(holder.places[:named], holder.sent[:named])
         else:
             later.tell(holder.places[:named], holder.sent[:named])
-            assert len(later.about) == 1  # what was shown before need not be shown again
+            assert len(later.about) == 1  # rows that were shown before are not asked about
             later.confirm()
 
 

@@ -420,7 +420,7 @@ def test_a_growing_run_that_is_cut_short_goes_on(
     assert_equal_runs(found, whole)
 
 
-def test_another_optimizer_begins_with_rates_of_its_own(run: Start, tmp_path: Path) -> None:
+def test_another_optimizer_begins_with_its_default_rates(run: Start, tmp_path: Path) -> None:
     keys = {"dataset": "breast-cancer", "epochs": 1, "batch-size": 64, "party-lr": 0.3}
     then = str(run(2, keys).folder)
     same, other = (
