@@ -26,7 +26,6 @@ ROWS = np.arange(60, dtype=np.int32)
 
 
 def asked(context: Context, order: Order, kind: Any = Introduction) -> Any:
-    """A party's answer to an order."""
     return read_reply(client_app.app(to_message(order, 2, 60), context), kind)
 
 
@@ -47,7 +46,6 @@ def node_in(folder: Path) -> Context:
 
 
 def in_a_later_run(node: Context, **words: Any) -> Context:
-    """The same node when another Flower run begins."""
     config = {**node.node_config, **words}
     run_config, state = node.run_config, RecordDict()
     return Context(node.run_id + 1, 2, config, state, run_config)
@@ -88,7 +86,6 @@ class LabelHolder:
         self.sent, self.places = match(found, own)
 
     def tell(self, places: NDArray[Any], sent: NDArray[Any]) -> None:
-        """Tell the party the rows at these places, as rows of the ids that were sent."""
         order = early_messages.CommonOrder(arrays={"places": places.astype(np.int32)})
         asked_about = asked(self.node, order).arrays
         named = np.full(len(places), -1)
@@ -110,7 +107,6 @@ class LabelHolder:
 
     @property
     def kept(self) -> IdSet:
-        """Return the id set that the party kept of its alignment."""
         arrays = {"points": self.answer.arrays["own"], "proof": self.shown}
         return IdSet(0.0, 0, arrays)
 
@@ -120,7 +116,6 @@ class LabelHolder:
         return asked(self.node, order, early_messages.SetKept)
 
     def finds(self, kept: IdSet) -> bool:
-        """Whether the party says that it keeps that set."""
         return "proof" in self.find(kept).arrays
 
     def blinded_by_party(self, points: NDArray[Any]) -> NDArray[Any]:
@@ -131,7 +126,6 @@ class LabelHolder:
         return self.answer.arrays["again"]
 
     def all(self) -> None:
-        """Keep to the protocol."""
         self.align()
         self.tell(self.places, self.sent)
         self.confirm()

@@ -44,7 +44,6 @@ SHORT = {"epochs": 1, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 
 @pytest.fixture
 def node(tmp_path: Path) -> Context:
-    """A node before any message."""
     return node_in(tmp_path)
 
 
@@ -102,9 +101,7 @@ def test_more_rows_than_ids_are_refused(node: Context) -> None:
 
 
 @pytest.mark.parametrize("known", [0, 1, 59])
-def test_rows_of_strangers_are_refused_however_many_ids_were_made_up(
-    node: Context, known: int
-) -> None:
+def test_rows_of_strangers_are_refused_however_many_are_made_up(node: Context, known: int) -> None:
     holder = LabelHolder(node, IDS[:known] + STRANGE[known:])
     holder.align()
     places, sent = holder.places, holder.sent
@@ -119,9 +116,7 @@ def test_rows_of_strangers_are_refused_however_many_ids_were_made_up(
         holder.confirm()  # nor may it try again
 
 
-def test_rows_of_strangers_are_found_among_more_than_a_party_asks_about(
-    node: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strangers_are_found_in_a_sample(node: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(at_party, "_SAMPLE", 20)
     LabelHolder(node, IDS).all()
     assert "rows" in load_arrays(node.state, "aligned")
@@ -134,9 +129,7 @@ def test_rows_of_strangers_are_found_among_more_than_a_party_asks_about(
 
 
 @pytest.mark.parametrize("guess", ["own", "again", "question", "of the first", "of another"])
-def test_no_point_that_the_label_holder_has_seen_answers_a_question_about_strangers(
-    node: Context, guess: str
-) -> None:
+def test_no_seen_point_answers_about_strangers(node: Context, guess: str) -> None:
     holder = LabelHolder(node, STRANGE)
     holder.align()
     holder.tell(ROWS, ROWS)
@@ -169,25 +162,21 @@ def test_rows_are_told_once_by_alignment(node: Context) -> None:
         holder.tell(holder.places[1:], holder.sent[1:])
 
 
+LACKED, UNASKED = "rows that it does not have", "rows that it was not asked about"
+
+
 @pytest.mark.parametrize(
     ("places", "sentence"),
     [
-        (ROWS + 1, "was told rows that it does not have"),
-        (ROWS - 2, "was told rows that it does not have"),
-        (ROWS * 0 - 1, "was told rows that it does not have"),
-        (ROWS[:0], "was told rows that it does not have"),
-        (ROWS // 2, "was told a row more than once"),
-        (ROWS.astype(np.int64), "was told rows that it was not asked about"),
-        (ROWS.astype(np.float64), "was told rows that it was not asked about"),
-        (ROWS[:, None], "was told rows that it was not asked about"),
-        (None, "was told rows that it was not asked about"),
+        *((each, LACKED) for each in (ROWS + 1, ROWS - 2, ROWS * 0 - 1, ROWS[:0])),
+        *((each, UNASKED) for each in (ROWS.astype(int), ROWS.astype(float), ROWS[:, None], None)),
+        (ROWS // 2, "a row more than once"),
     ],
 )
 def test_a_party_refuses_rows_that_cannot_be(node: Context, places: Any, sentence: str) -> None:
-    holder = LabelHolder(node, IDS)
-    holder.align()
+    LabelHolder(node, IDS).align()
     given = {} if places is None else {"places": places}
-    with pytest.raises(VflError, match=sentence):
+    with pytest.raises(VflError, match=f"was told {sentence}"):
         asked(node, CommonOrder(arrays=given))
     assert_gives_no_rows(node)
 
@@ -208,9 +197,8 @@ def test_an_alignment_has_a_name_of_32_hexadecimal_digits(node: Context, name: s
     holder.align()
     holder.tell(holder.places, holder.sent)
     answer = {"answer": psi.answer(holder.about, holder.question)}
-    with pytest.raises(
-        VflError, match=r"by an alignment without a valid name|alignment must have at most 128"
-    ):
+    sentence = r"by an alignment without a valid name|alignment must have at most 128"
+    with pytest.raises(VflError, match=sentence):
         asked(node, ConfirmOrder(alignment=name, arrays=answer))
     assert_gives_no_rows(node)
 
@@ -219,7 +207,7 @@ def test_an_alignment_has_a_name_of_32_hexadecimal_digits(node: Context, name: s
 
 
 @pytest.mark.parametrize(("own", "fewest"), [({}, 50), ({"min-rows": 7}, 7)])
-def test_fewer_rows_than_the_party_allows_are_refused(
+def test_fewer_rows_than_allowed_are_refused(
     node: Context, own: dict[str, int], fewest: int
 ) -> None:
     node.node_config.update(own)
@@ -239,20 +227,20 @@ def test_fewer_rows_than_the_party_allows_are_refused(
 def test_a_party_that_compares_ids_has_as_many_rows_as_it_allows(node: Context) -> None:
     node.node_config.update({"align": "ids", "min-rows": 61})
     with pytest.raises(VflError, match="was asked to align 60 rows, and aligns no fewer than 61"):
-        asked(node, of_all(Blinding(), IDS), Aligned)
+        asked(node, by("ids"), Aligned)
     node.node_config["min-rows"] = 60
-    asked(node, of_all(Blinding(), IDS), Aligned)
+    with pytest.raises(VflError, match="was sent 60 blinded digests instead of one"):
+        asked(node, replace(by("psi"), method="ids"), Aligned)
+    asked(node, by("ids"), Aligned)
 
 
 def of_all(blinding: Blinding, ids: list[bytes]) -> AlignOrder:
-    """The order by which ids are compared."""
-    arrays = {"ids": blinding.of_ids([psi.digest_of_all(ids)])}
-    return AlignOrder(method="ids", arrays=arrays)
+    return AlignOrder(method="ids", arrays={"ids": blinding.of_ids([psi.digest_of_all(ids)])})
 
 
 def by(method: str) -> AlignOrder:
-    order = of_all(Blinding(), IDS)
-    return order if method == "ids" else replace(order, method=method, arrays=blinded())
+    ids = of_all(Blinding(), IDS)
+    return ids if method == "ids" else replace(ids, method=method, arrays=blinded())
 
 
 def blinded() -> dict[str, Any]:
@@ -260,7 +248,7 @@ def blinded() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("own", "method"), [({}, "psi"), ({"align": "ids"}, "ids")])
-def test_a_party_aligns_by_the_method_of_its_node_configuration_alone(
+def test_a_party_aligns_by_its_node_configuration_alone(
     node: Context, own: dict[str, str], method: str
 ) -> None:
     node.node_config.update(own)
@@ -287,7 +275,7 @@ def test_in_a_simulation_the_run_decides_unless_a_node_configuration_does(node: 
         LabelHolder(node, IDS[:1]).align()
 
 
-def test_who_starts_all_parties_itself_fixes_the_method_by_the_run(
+def test_a_run_that_starts_all_parties_fixes_the_method(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     superlink = MagicMock()
@@ -303,9 +291,7 @@ def test_who_starts_all_parties_itself_fixes_the_method_by_the_run(
     assert [call.args[2].get("align") for call in calls] == ["ids", "ids", "psi", "ids", None, None]
 
 
-def test_the_label_holder_takes_no_more_ids_than_it_allows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_label_holder_limits_the_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     organisations = cut(tmp_path, small())
     monkeypatch.setattr(pieces, "MOST", 54)
     organisations.run("run", SHORT)
@@ -355,12 +341,6 @@ def test_who_has_other_ids_gets_no_rows_where_all_are_to_have_the_same(node: Con
     assert served(node).alignment == NAME
 
 
-def test_one_digest_is_compared_at_a_time(node: Context) -> None:
-    node.node_config["align"] = "ids"
-    with pytest.raises(VflError, match="was sent 60 blinded digests instead of one"):
-        asked(node, replace(by("psi"), method="ids"), Aligned)
-
-
 @pytest.mark.parametrize("method", ["psi", "ids"])
 def test_a_party_that_asks_nonsense_is_refused(tmp_path: Path, method: str) -> None:
     organisations = cut(tmp_path, small(), known=1)
@@ -396,9 +376,7 @@ def test_a_party_that_asks_nonsense_is_refused(tmp_path: Path, method: str) -> N
     ],
     ids=["another order", "other ids", "one fewer", "another"],
 )
-def test_a_file_that_changes_while_or_after_it_is_aligned_is_refused(
-    node: Context, how: Any
-) -> None:
+def test_a_file_that_changes_while_or_after_it_aligns_is_refused(node: Context, how: Any) -> None:
     path = Path(str(node.node_config["file"]))
     holder = LabelHolder(node, IDS)
     holder.align()
@@ -470,9 +448,7 @@ def test_predictions_are_for_as_many_rows_as_a_party_allows(tmp_path: Path) -> N
     organisations.words = [{"min-rows": 30}, {}]  # type: ignore[dict-item]
     for rows in (30, 29):
         write(pd.DataFrame({ID: 1000 + np.arange(rows)}), tmp_path / f"{rows}.csv")
-    assert (
-        len(organisations.predict("run", tmp_path / "30.csv", out=str(tmp_path / "30-out.csv")))
-        == 30
-    )
+    out = str(tmp_path / "said.csv")
+    assert len(organisations.predict("run", tmp_path / "30.csv", out=out)) == 30
     with pytest.raises(PartyError, match="was asked to align 29 rows, and aligns no fewer than 30"):
-        organisations.predict("run", tmp_path / "29.csv", out=str(tmp_path / "29-out.csv"))
+        organisations.predict("run", tmp_path / "29.csv", out=str(tmp_path / "none.csv"))

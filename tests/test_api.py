@@ -22,7 +22,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 import vfl_flower
 from strategies.papers.vafl import VAFL
 from tests import options, towers
-from tests.conftest import ALL_ROWS
+from tests.conftest import ALL_ROWS, nightly
 from vfl_flower.api import model as api
 from vfl_flower.api import own_code
 from vfl_flower.api.keywords import Options
@@ -71,7 +71,6 @@ class Spoilt(Dataset[Any]):
 
 @pytest.fixture(scope="module")
 def model() -> vfl_flower.Model:
-    """A model of three parties."""
     return vfl_flower.train(ONCE, PARTS, Y)
 
 
@@ -81,23 +80,26 @@ def nothing_is_held_afterwards() -> Any:
     assert memory._held == {}
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("kind", ["arrays", "frames", "tensors", "mixed"])
-def test_whatever_holds_the_numbers_gives_the_same_model(kind: str) -> None:
-    held: dict[str, list[Any]] = {"arrays": PARTS, "frames": FRAMES}
-    held["tensors"] = [torch.tensor(part) for part in PARTS]
-    held["mixed"] = [held[each][n] for n, each in enumerate(held)]
-    models = vfl_flower.train(KEYS, held[kind], Y), vfl_flower.train(KEYS, PARTS, Y.tolist())
-    first, second = ([entry["test_loss"] for entry in each.history] for each in models)
-    assert first == second and models[0].history[-1]["test_accuracy"] > 0.9
+NAMES = [f"row {number}" for number in range(len(X))]
+HELD: dict[str, tuple[Any, Any]] = {
+    "mixed": ([PARTS[0], FRAMES[1], torch.tensor(PARTS[2])], Y.tolist()),
+    "named rows": ([frame.set_axis(NAMES) for frame in FRAMES], Y.set_axis(NAMES)),
+    "lists": (tuple(part.tolist() for part in PARTS), Y),
+    "ranges": (FRAMES, Y.set_axis(pd.RangeIndex(600, 600 + len(X)))),
+}
 
 
-@pytest.mark.nightly
-def test_what_is_predicted_is_in_the_order_of_the_rows() -> None:
-    model = vfl_flower.train({**KEYS, "strategy": "vafl"}, PARTS, Y)
-    order = np.random.default_rng(0).permutation(len(X))
-    said, shuffled = model.predict(PARTS), model.predict([part[order] for part in PARTS])
-    np.testing.assert_array_equal(said[order], shuffled)
+@pytest.mark.parametrize(
+    "kind", [each if each in ("mixed", "named rows") else nightly(each) for each in HELD]
+)
+def test_whatever_holds_numbers_gives_the_same_model(model: vfl_flower.Model, kind: str) -> None:
+    found = vfl_flower.train(ONCE, *HELD[kind])
+    assert found.history[-1]["test_loss"] == model.history[-1]["test_loss"]
+
+
+def test_what_is_predicted_is_in_the_order_of_the_rows(model: vfl_flower.Model) -> None:
+    said, shuffled = model.predict(PARTS), model.predict([part[ORDER] for part in PARTS])
+    np.testing.assert_array_equal(said[ORDER], shuffled)
     chances = model.predict_proba(PARTS)
     assert chances.shape == (len(X), 2) and np.allclose(chances.sum(1), 1)
     np.testing.assert_array_equal(chances.argmax(1), said)
@@ -110,17 +112,16 @@ def test_frames_with_ids_are_aligned_and_answered_by_id() -> None:
     generator = np.random.default_rng(1)
     ids = generator.permutation(100_000)[: len(X)]
     known = [generator.permutation(len(X))[:500] for _ in FRAMES]
-    frames = [
-        frame.iloc[rows].assign(customer=ids[rows])
-        for frame, rows in zip(FRAMES, known, strict=True)
-    ]
+    frames = [f.iloc[rows].assign(k=ids[rows]) for f, rows in zip(FRAMES, known, strict=True)]
     labels = pd.Series(Y.to_numpy(), index=ids)
-    model = vfl_flower.train(KEYS, frames, labels, id="customer")
-    common = set(ids[known[0]]) & set(ids[known[1]]) & set(ids[known[2]])
+    model = vfl_flower.train(KEYS, frames, labels, id="k")
     assert model.summary["parties"] == 3
-    said = model.predict(frames, id="customer")
-    assert set(said.index) == common and said.index.name == "customer"
-    assert (said == labels[said.index]).mean() > 0.9
+    said = model.predict(frames, id="k")
+    assert set(said.index) == set.intersection(*(set(ids[rows]) for rows in known))
+    assert said.index.name == "k" and (said == labels[said.index]).mean() > 0.9
+    named = vfl_flower.train({**KEYS, "id": "k"}, frames, labels, id="")
+    assert named.summary["config"]["id"] == "k"
+    assert named.history[-1]["test_loss"] == model.history[-1]["test_loss"]
 
 
 @pytest.mark.nightly
@@ -146,34 +147,26 @@ def test_images_and_torch_data_sets_are_features_too() -> None:
 
 
 def test_a_model_that_is_saved_and_loaded_says_the_same(tmp_path: Path) -> None:
-    model = vfl_flower.train(KEYS, PARTS, Y, out=tmp_path / "kept")
+    model = vfl_flower.train(ONCE, PARTS, Y, out=tmp_path / "kept")
     model.save(tmp_path / "copy")
     for folder in ("kept", "copy"):
         loaded = vfl_flower.load(tmp_path / folder)
         np.testing.assert_array_equal(loaded.predict_proba(PARTS), model.predict_proba(PARTS))
         assert loaded.history == model.history
+    assert pickle.loads(pickle.dumps(model)).folder == tmp_path / "kept"
     with pytest.raises(ConfigError, match="exists already"):
         model.save(tmp_path / "copy")
     with pytest.raises(ConfigError, match="has no checkpoint"):
         vfl_flower.load(tmp_path)
 
 
-def test_without_a_folder_nothing_is_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    model = vfl_flower.train(KEYS, PARTS, Y)
-    temporary = model.folder.parent
-    assert temporary.exists()
-    del model
-    assert not temporary.exists() and list(tmp_path.iterdir()) == []
-
-
 def test_a_figure_of_held_out_rows_is_of_rows_that_were_not_trained_on() -> None:
-    model = vfl_flower.train({**KEYS, "test-fraction": 0.5}, PARTS, Y)
-    assert model.history[-1]["steps"] == 5 * -(-len(X) // 2 // 64)
-    every = vfl_flower.train({**KEYS, "test-fraction": 0}, PARTS, Y)
-    assert every.history[-1]["steps"] == 5 * -(-len(X) // 64)
+    half, every = (
+        vfl_flower.train({**KEYS, "epochs": 2, "test-fraction": share}, PARTS, Y)
+        for share in (0.5, 0)
+    )
+    assert half.history[-1]["steps"] == 2 * -(-len(X) // 2 // 64)
+    assert every.history[-1]["steps"] == 2 * -(-len(X) // 64)
     assert every.evaluate(PARTS, Y)["accuracy"] == pytest.approx(every.history[-1]["test_accuracy"])
 
 
@@ -205,7 +198,7 @@ def test_a_figure_of_held_out_rows_is_of_rows_that_were_not_trained_on() -> None
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_work_is_a_sentence(
+def test_wrong_data_are_a_sentence(
     features: Any, labels: Any, more: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(VflError) as error:
@@ -232,50 +225,28 @@ def test_keys_that_features_contradict_are_a_sentence(config: Any, said: str) ->
         vfl_flower.train(config, PARTS, Y, id="here")
 
 
-def test_the_id_column_may_be_named_in_the_configuration() -> None:
-    ids = np.arange(len(X)) + 1000
-    frames = [FRAMES[0].assign(k=ids), FRAMES[1].iloc[ORDER].assign(k=ids[ORDER])]
-    labels = pd.Series(Y.to_numpy(), index=ids)
-    named = vfl_flower.train({**ONCE, "id": "k"}, frames, labels, id="")
-    given = vfl_flower.train(ONCE, frames, labels, id="k")
-    assert named.summary["config"]["id"] == "k"
-    assert named.history[-1]["test_loss"] == given.history[-1]["test_loss"]
+def test_a_column_of_any_name_is_a_feature() -> None:
+    frame, own = FRAMES[0], FRAMES[1].assign(label=Y)
+    named = [each.set_axis(["row", "id", *each.columns[2:]], axis=1) for each in (frame, own)]
+    models = vfl_flower.train(ONCE, [named[0]], named[1]), vfl_flower.train(ONCE, [frame], own)
+    assert len({model.history[-1]["test_loss"] for model in models}) == 1
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("name", ["row", "id"])
-def test_a_column_of_any_name_is_a_feature(name: str) -> None:
-    frame = FRAMES[0].rename(columns={"mean radius": name})
-    own = FRAMES[1].assign(label=Y)
-    named = vfl_flower.train(ONCE, [frame], own.rename(columns={"radius error": name}))
-    plain = vfl_flower.train(ONCE, FRAMES[:1], own)
-    assert named.history[-1]["test_loss"] == plain.history[-1]["test_loss"]
-
-
-@pytest.mark.one_by_day
-@pytest.mark.parametrize(
-    "copied",
-    [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],
-    ids=["deep", "pickle"],
-)
-def test_a_copied_model_outlives_the_first(
-    copied: Callable[[vfl_flower.Model], vfl_flower.Model],
-) -> None:
+def test_a_copied_model_outlives_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     model = vfl_flower.train(ONCE, PARTS, Y)
     said, first = model.predict_proba(PARTS), model.folder
-    again = copied(copied(model))
+    copied = copy.deepcopy(model)
     del model
-    assert not first.exists()
-    np.testing.assert_array_equal(again.predict_proba(PARTS), said)
-    kept, second = again.history, again.folder
-    assert kept[-1]["epoch"] == 1
-    del again
+    assert not first.parent.exists()
+    again, second = pickle.loads(pickle.dumps(copied)), copied.folder
+    del copied
     assert not second.exists()
-
-
-def test_a_copied_model_of_a_folder_of_ones_own_is_of_that_folder(tmp_path: Path) -> None:
-    model = vfl_flower.train(ONCE, PARTS, Y, out=tmp_path / "kept")
-    assert pickle.loads(pickle.dumps(model)).folder == tmp_path / "kept"
+    np.testing.assert_array_equal(again.predict_proba(PARTS), said)
+    assert again.history[-1]["epoch"] == 1
+    third = again.folder
+    del again
+    assert not third.parent.exists() and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.one_by_day
@@ -295,9 +266,7 @@ def test_what_was_trained_before_an_error_is_kept_and_found(
         assert len(vfl_flower.load(kept).predict([Spoilt(None), PARTS[1]])) == len(X)
 
 
-def test_an_error_before_anything_was_trained_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_early_error_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(VflError, match="at least two classes") as raised:
         vfl_flower.train(KEYS, PARTS, np.ones(len(X)))
@@ -337,11 +306,9 @@ def test_a_model_of_a_divided_data_set_takes_no_features() -> None:
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["centralised", "intersection-only"])
 @pytest.mark.parametrize("keys", [{}, {"privacy": "labels", "epsilon": 4.0}])
-def test_a_centralised_model_predicts_as_it_was_measured(
-    strategy: str, keys: dict[str, Any]
-) -> None:
+def test_a_centralised_model_predicts_as_measured(strategy: str, keys: dict[str, Any]) -> None:
     """Its own figures are of embeddings that no party made; predictions are of the parties'."""
-    keys = {"strategy": strategy, "dataset": "breast-cancer", "epochs": 3, **keys}
+    keys = {"strategy": strategy, "dataset": "breast-cancer", "epochs": 2, **keys}
     model = vfl_flower.train(keys, parties=3)
     measured = {name: model.summary[f"test_{name}"] for name in ("loss", "accuracy", "auc")}
     found = model.evaluate()
@@ -350,7 +317,7 @@ def test_a_centralised_model_predicts_as_it_was_measured(
 
 
 def test_a_centralised_model_predicts_rows_that_it_has_not_seen() -> None:
-    model = vfl_flower.train({**ONCE, "epochs": 3, "strategy": "centralised"}, PARTS, Y)
+    model = vfl_flower.train({**ONCE, "strategy": "centralised"}, PARTS, Y)
     chances = model.predict_proba([part[:7] for part in PARTS])
     assert chances.shape == (7, len(model.classes))
     np.testing.assert_allclose(chances, model.predict_proba(PARTS)[:7], atol=1e-6)
@@ -369,18 +336,6 @@ def test_baselines_say_that_they_keep_no_model(keys: dict[str, Any], tmp_path: P
             use()
 
 
-def test_lists_are_arrays_and_equal_indexes_agree() -> None:
-    expected = vfl_flower.train(ONCE, PARTS, Y).history[-1]["test_loss"]
-    names = [f"row {number}" for number in range(len(X))]
-    for features, labels in (
-        ([part.tolist() for part in PARTS], Y),
-        (tuple(PARTS), Y.tolist()),
-        ([frame.set_axis(names) for frame in FRAMES], Y.set_axis(names)),
-        (FRAMES, Y.set_axis(pd.RangeIndex(600, 600 + len(X)))),
-    ):
-        assert vfl_flower.train(ONCE, features, labels).history[-1]["test_loss"] == expected
-
-
 def test_flowers_logger_is_quiet_until_the_last_leaves() -> None:
     log = logging.getLogger("flwr")
     before = log.level
@@ -397,7 +352,7 @@ def test_flowers_logger_is_quiet_until_the_last_leaves() -> None:
         log.setLevel(before)
 
 
-def test_from_python_too_an_epsilon_above_the_one_asked_for_is_a_warning(
+def test_from_python_too_a_larger_epsilon_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("VFL_HOME", str(tmp_path))  # other tests draw noise for the same people
@@ -436,22 +391,20 @@ def test_the_keyword_options_are_the_options_of_the_sections() -> None:
 
 
 def test_expert_settings_are_given_in_config_as_a_mapping_or_as_a_text() -> None:
-    models = [
-        vfl_flower.train(PARTS, Y, config={**ONCE, "labels": "shared"}),
-        vfl_flower.train(PARTS, Y, config=ONCE, expert={"labels": "shared"}),
-        vfl_flower.train(PARTS, Y, config=ONCE, expert="labels=shared"),
-    ]
-    assert [each.summary["config"]["labels"] for each in models] == ["shared"] * 3
-    assert len({each.history[-1]["test_loss"] for each in models}) == 1
+    ways: list[dict[str, Any]] = [{"config": {**ONCE, "labels": "shared"}}]
+    ways += [{"config": ONCE, "expert": each} for each in ({"labels": "shared"}, "labels=shared")]
+    for way in ways:
+        model = vfl_flower.train([part[:100] for part in PARTS[:2]], Y[:100], **way)
+        assert model.summary["config"]["labels"] == "shared"
 
 
 def test_numbers_with_many_values_are_not_taken_for_classes() -> None:
-    numbers = np.arange(len(X)) % 30 * 1.0
+    parts, numbers = [part[:200] for part in PARTS], np.arange(200) % 30 * 1.0
     with pytest.raises(ConfigError, match=r"numbers with 30 values.*Set target='regression'"):
-        vfl_flower.train(PARTS, numbers, epochs=1)
-    model = vfl_flower.train(PARTS, numbers, epochs=1, target="regression")
+        vfl_flower.train(parts, numbers, epochs=1)
+    model = vfl_flower.train(parts, numbers, epochs=1, target="regression")
     assert model.classes == [] and repr(model).startswith("Model(split-nn, test RMSE ")
-    assert len(vfl_flower.train(PARTS, numbers.astype(int), epochs=1).classes) == 30
+    assert len(vfl_flower.train(parts, numbers.astype(int), epochs=1).classes) == 30
 
 
 @pytest.mark.nightly
@@ -476,18 +429,15 @@ def test_a_component_from_a_file_is_kept_by_the_file(tmp_path: Path) -> None:
 
 
 class Watcher(Callback):
-    """Count the evaluations."""
-
     def __init__(self) -> None:
         self.times = 0
 
     def evaluated(self, entry: dict[str, Any]) -> None:
-        """Count one."""
         self.times += 1
 
 
 @pytest.mark.nightly
-def test_components_without_an_import_path_train_and_predict_in_this_process(
+def test_components_without_an_import_path_work_in_this_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Tower(torch.nn.Linear):

@@ -30,7 +30,6 @@ Opener = Callable[[Path, Values], Table]
 
 
 def cells(*values: str) -> list[str]:
-    """Repeat values to a column."""
     return [values[row % len(values)] for row in range(ROWS)]
 
 
@@ -66,7 +65,6 @@ def frame(values: Values) -> Any:
 
 
 def typed(values: Values) -> Any:
-    """Return the same with numbers and truth values of pandas."""
     table = frame(values)
     for name in table.columns[1:-1]:
         column = table[name]
@@ -110,11 +108,6 @@ as_csv = OPENERS["csv"]
 openers = pytest.mark.parametrize("opener", OPENERS.values(), ids=OPENERS)
 
 
-def rows_of(own: Table) -> Any:
-    """Return all rows, prepared by the first eight."""
-    return own.rows(np.arange(ROWS), own.learn(np.arange(8)))
-
-
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read a few rows at a time, so that a type by piece would differ."""
@@ -128,13 +121,14 @@ def test_every_kind_of_file_gives_the_same_rows(
 ) -> None:
     monkeypatch.setattr(table_file, "_BLOCK", 1024)  # a few of these longer rows
     kinds = OPENERS | (TYPED if shapes is NUMBERS else {})
-    made = {name: rows_of(opener(tmp_path / name, shapes)) for name, opener in kinds.items()}
-    for name, rows in made.items():
-        np.testing.assert_array_equal(rows, made["csv"], err_msg=name)
-    learnt = as_csv(tmp_path / "again", shapes).learn(np.arange(8))
-    assert set(learnt.numbers) - {"x"} == (NUMBERS.keys() if shapes is NUMBERS else set())
+    made = {name: opener(tmp_path / name, shapes) for name, opener in kinds.items()}
+    learnt = {name: own.learn(np.arange(8)) for name, own in made.items()}
+    rows = {name: own.rows(np.arange(ROWS), learnt[name]) for name, own in made.items()}
+    for name, found in rows.items():
+        np.testing.assert_array_equal(found, rows["csv"], err_msg=name)
+    assert set(learnt["csv"].numbers) - {"x"} == (NUMBERS.keys() if shapes is NUMBERS else set())
     if shapes is TEXTS:
-        assert {name: set(learnt.texts[name]) for name in TEXTS} == {
+        assert {name: set(learnt["csv"].texts[name]) for name in TEXTS} == {
             name: set(values[:8]) for name, values in TEXTS.items()
         }
 
@@ -197,9 +191,7 @@ def test_a_later_file_is_read_by_the_types_of_the_model(tmp_path: Path, opener: 
 
 
 @openers
-def test_texts_of_numbers_stay_as_written_for_a_model_of_texts(
-    tmp_path: Path, opener: Opener
-) -> None:
+def test_texts_of_numbers_stay_as_written_for_texts(tmp_path: Path, opener: Opener) -> None:
     preparation = as_csv(tmp_path / "old", cells("1.10", "1.1", "b")).learn(np.arange(ROWS))
     rows = opener(tmp_path / "new", cells("1.10", "1.1")).rows(np.arange(2), preparation)
     at = preparation.texts["value"].index("1.10")

@@ -1,5 +1,6 @@
 """Data of parties and label holders: every source, the split, the scaling, the errors."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -154,9 +155,7 @@ def test_hugging_face_folder(tmp_path: Path, hugging_face: Any, saved: bool, div
         assert labels.train.tolist() == (frames["train"]["label"] == "yes").astype(int).tolist()
 
 
-def test_hugging_face_column_of_images_is_divided_as_images(
-    tmp_path: Path, hugging_face: Any
-) -> None:
+def test_hugging_face_images_are_divided_as_images(tmp_path: Path, hugging_face: Any) -> None:
     images = np.random.default_rng(0).normal(size=(20, 4, 6))
     data = hugging_face.Dataset.from_dict({"image": images.tolist(), "label": [0, 1] * 10})
     data.save_to_disk(str(tmp_path / "data"))
@@ -172,9 +171,7 @@ def save_hugging_face(hugging_face: Any, path: Path, labels: list[Any], names: l
     return f"hf:{path}"
 
 
-def test_hugging_face_parts_may_number_their_classes_otherwise(
-    tmp_path: Path, hugging_face: Any
-) -> None:
+def test_hugging_face_parts_may_number_classes_otherwise(tmp_path: Path, hugging_face: Any) -> None:
     for part, names in (("train", ["no", "yes"]), ("test", ["yes", "no"])):
         save_hugging_face(hugging_face, tmp_path / "data" / part, [0, 0, 1, 1, 1], names)
     (tmp_path / "data" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
@@ -184,7 +181,7 @@ def test_hugging_face_parts_may_number_their_classes_otherwise(
     assert labels.test.tolist() == [1, 1, 0, 0, 0]
 
 
-def test_hugging_face_class_numbers_are_numbers_under_regression(
+def test_hugging_face_classes_are_numbers_under_regression(
     tmp_path: Path, hugging_face: Any
 ) -> None:
     stars = [0, 1, 2, 3, 4] * 8
@@ -212,9 +209,7 @@ def test_a_row_of_no_class_of_hugging_face_is_a_missing_label(
 
 
 @pytest.mark.parametrize("kind", ["npz", "csv", "parquet", "hf"])
-def test_a_data_set_that_is_rewritten_is_read_anew(
-    tmp_path: Path, hugging_face: Any, kind: str
-) -> None:
+def test_a_rewritten_data_set_is_read_anew(tmp_path: Path, hugging_face: Any, kind: str) -> None:
     def check(config: RunConfig, frame: pd.DataFrame) -> None:
         order = np.random.default_rng(0).permutation(ROWS)
         features, named = frame.drop(columns="label").to_numpy(), frame["label"].to_numpy()
@@ -408,9 +403,7 @@ def test_the_largest_number_of_parties_that_works_is_said(parties: int, works: i
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "npz", "svmlight"])
-def test_too_many_parties_are_found_before_a_party_reads_its_columns(
-    tmp_path: Path, kind: str
-) -> None:
+def test_too_many_parties_are_found_before_a_party_reads_columns(tmp_path: Path, kind: str) -> None:
     frame = pd.DataFrame(np.ones((4, 3)), columns=list("abc")).assign(label=[0, 1, 0, 1])
     data = config_of(save_table(tmp_path, frame, kind)).data
     check_parties(data, False, 3)
@@ -418,70 +411,67 @@ def test_too_many_parties_are_found_before_a_party_reads_its_columns(
         check_parties(data, False, 4)
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet", "npz", "hf"])
-def test_empty_data(tmp_path: Path, hugging_face: Any, kind: str) -> None:
-    dataset = save_table(tmp_path, table()[:0], "csv" if kind == "hf" else kind)
-    dataset = f"hf:{tmp_path}" if kind == "hf" else dataset  # its library refuses it by itself
-    with pytest.raises(ConfigError, match=r"has no rows|cannot be loaded by the datasets library"):
-        load_labels(config_of(dataset))
-
-
-def test_too_few_rows_to_train_on(tmp_path: Path) -> None:
-    config = config_of(save_npz(tmp_path, X=np.ones((2, 3)), y=np.arange(2)), test_fraction=0.9)
-    with pytest.raises(ConfigError, match=r"has 2 rows and test-fraction = 0.9 leaves none"):
-        load_labels(config)
-
-
-@pytest.mark.parametrize("kind", ["csv", "parquet", "hf"])
-def test_missing_label_column(tmp_path: Path, hugging_face: Any, kind: str) -> None:
-    dataset = save_table(tmp_path, table(), kind)
-    with pytest.raises(ConfigError, match=r"has no label column 'target'.* c0, c1, "):
-        load_labels(config_of(dataset, label="target"))
-
-
-@pytest.mark.parametrize("kind", ["csv", "parquet", "hf"])
-def test_text_column(tmp_path: Path, hugging_face: Any, kind: str) -> None:
-    frame = table().assign(c5="red")
-    dataset = save_table(tmp_path, frame, kind)
-    load_features(config_of(dataset), 0, 2)  # the party without that column does not mind
-    with pytest.raises(ConfigError, match=r"^A column of .* is not numeric") as raised:
-        load_features(config_of(dataset), 1, 2)
-    assert "c5" not in str(raised.value)  # which may leave the party
+PARTS = {  # how a table is spoilt: so that its labels, or columns of party 1, cannot be used
+    "no rows": (lambda f: f[:0], {}, "has no rows|cannot be loaded by the datasets library"),
+    "no label column": (lambda f: f, {"label": "target"}, "no label column 'target'.* c0, c1, "),
+    "a missing label": (lambda f: f.assign(label=f["label"].where(f.index != 4)), {}, "missing"),
+    "a text": (lambda f: f.assign(c5="red"), {}, "^A column of .* is not numeric"),
+    "a gap": (lambda f: f.assign(c6=f["c6"].where(f.index != 4)), {}, "party 1 .* missing or inf"),
+}
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "npz", "hf"])
-def test_missing_values(tmp_path: Path, hugging_face: Any, kind: str) -> None:
-    frame = table()
-    frame.loc[4, "c6"] = None
-    dataset = save_table(tmp_path, frame, kind)
-    load_features(config_of(dataset), 0, 2)
-    with pytest.raises(ConfigError, match=r"party 1 .* missing or infinite values"):
-        load_features(config_of(dataset), 1, 2)
+@pytest.mark.parametrize("how", PARTS)
+def test_what_a_table_lacks(tmp_path: Path, hugging_face: Any, kind: str, how: str) -> None:
+    if kind == "npz" and how in ("no label column", "a text"):  # which it cannot have
+        return
+    spoil, keys, sentence = PARTS[how]
+    numbers = {"label": np.arange(ROWS) % 2} if kind == "npz" else {}
+    empty = kind == "hf" and how == "no rows"  # which its library refuses by itself
+    dataset = save_table(tmp_path, spoil(table().assign(**numbers)), "csv" if empty else kind)
+    config = config_of(f"hf:{tmp_path}" if empty else dataset, **keys)
+    if how in ("a text", "a gap"):
+        load_features(config, 0, 2)  # the party without that column does not mind
+    with pytest.raises(ConfigError, match=sentence) as raised:
+        load_features(config, 1, 2) if how in ("a text", "a gap") else load_labels(config)
+    assert how != "a text" or "c5" not in str(raised.value)  # which may leave the party
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet", "npz", "hf"])
-def test_missing_labels(tmp_path: Path, hugging_face: Any, kind: str) -> None:
-    frame = table() if kind != "npz" else table().assign(label=np.arange(ROWS) % 2)
-    frame.loc[4, "label"] = None
-    with pytest.raises(ConfigError, match="missing"):
-        load_labels(config_of(save_table(tmp_path, frame, kind)))
+def labelled(y: Any, rows: int = 20) -> Callable[[Path], str]:
+    return lambda folder: save_npz(folder, X=np.ones((rows, 2)), y=y)
 
 
-@pytest.mark.parametrize("kind", ["npz", "csv", "parquet"])
-def test_missing_file(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(ConfigError, match="there is no such file"):
-        load_labels(config_of(f"{kind}:{tmp_path / 'none'}"))
+NORMAL = labelled(np.random.default_rng(0).normal(size=20))
+WRONG: list[tuple[Callable[[Path], str], dict[str, float], str]] = [
+    (
+        labelled(np.arange(2), 2),
+        {"test_fraction": 0.9},
+        "2 rows and test-fraction = 0.9 leav",
+    ),
+    (labelled(np.float64(1.0)), {}, r"have shape \(\)\. Give one"),
+    (labelled(np.zeros((20, 2))), {}, r"have shape \(20, 2\)\. Give"),
+    *(
+        (NORMAL, {"test_fraction": n}, "take 20 values in 20 rows.* looks like ids")
+        for n in (0.2, 0)
+    ),
+    *(
+        (lambda folder, kind=kind: f"{kind}:{folder / 'none'}", {}, "there is no such file")
+        for kind in ("npz", "csv", "parquet")
+    ),
+    *(
+        (lambda _, name=name: name, {}, "is not known: use digits, breast-cancer, npz:PATH")
+        for name in ("mnist", "csv", "csv:", "", "json:a.json")
+    ),
+    (lambda _: "hf:no-one/no-such-data", {}, "cannot be loaded by the datasets library"),
+]
 
 
-@pytest.mark.parametrize("dataset", ["mnist", "csv", "csv:", "", "json:a.json"])
-def test_unknown_dataset(dataset: str) -> None:
-    with pytest.raises(ConfigError, match="is not known: use digits, breast-cancer, npz:PATH"):
-        load_labels(config_of(dataset))
-
-
-def test_unknown_hugging_face_dataset(hugging_face: Any) -> None:
-    with pytest.raises(ConfigError, match="cannot be loaded by the datasets library"):
-        load_labels(config_of("hf:no-one/no-such-data"))
+@pytest.mark.parametrize(("make", "keys", "sentence"), WRONG)
+def test_what_is_no_data_set_is_refused(
+    tmp_path: Path, hugging_face: Any, make: Any, keys: dict[str, float], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        load_labels(config_of(make(tmp_path), **keys))
 
 
 @pytest.mark.parametrize("content", [b"PK\x03\x04 cut short", b"text", b"\x93NUMPY\x01\0", b""])
@@ -490,20 +480,6 @@ def test_file_that_is_not_what_it_claims(tmp_path: Path, kind: str, content: byt
     (tmp_path / "data").write_bytes(content)
     with pytest.raises(ConfigError, match=r"cannot be read|is empty"):
         load_labels(config_of(f"{kind}:{tmp_path / 'data'}"))
-
-
-@pytest.mark.parametrize("y", [np.float64(1.0), np.zeros((20, 2))], ids=["no-axis", "two-axes"])
-def test_labels_of_a_wrong_shape(tmp_path: Path, y: Array) -> None:
-    with pytest.raises(ConfigError):
-        load_labels(config_of(save_npz(tmp_path, X=np.ones((20, 2)), y=y)))
-
-
-@pytest.mark.parametrize("test_fraction", [0.2, 0])
-def test_labels_that_are_a_measurement(tmp_path: Path, test_fraction: float) -> None:
-    y = np.random.default_rng(0).normal(size=20)
-    dataset = save_npz(tmp_path, X=np.ones((20, 2)), y=y)
-    with pytest.raises(ConfigError, match=r"take 20 values in 20 rows.* looks like ids"):
-        load_labels(config_of(dataset, test_fraction=test_fraction))
 
 
 @pytest.mark.parametrize(

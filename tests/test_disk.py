@@ -221,9 +221,7 @@ def test_each_file_that_the_disk_refuses_is_told(tmp_path: Path, name: str) -> N
         assert resumed(tmp_path / "run", 2).summary["failure"] is None
 
 
-def test_a_full_disk_elsewhere_is_a_sentence_of_the_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_elsewhere_is_a_sentence(tmp_path: Path, capsys: Any) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/vfl-flower")
     with patch.object(engines, "SuperLink", side_effect=full):  # its folder is a temporary one
         assert main(["run", "--engine", "ray", "--out", str(tmp_path / "run")]) == 1
@@ -249,21 +247,6 @@ def test_a_full_disk_leaves_no_half_predictions(tmp_path: Path, name: str) -> No
     assert {path.name for path in tmp_path.iterdir()} == {"run", name, "said.json"}
 
 
-@pytest.mark.nightly
-def test_a_full_disk_leaves_the_report_of_before(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_local(2, {**CANCER, "epochs": 1, "out": str(tmp_path / "run")})
-    page = tmp_path / "run" / "report.html"
-    page.write_text("that of before")
-    with full_after(1000):
-        assert main(["report", str(tmp_path / "run")]) == 1
-    assert page.read_text() == "that of before"
-    said = capsys.readouterr().err
-    assert said.startswith(f"vfl: {page} cannot be written (File too large)")
-    assert said.count("\n") == 1
-
-
 @contextmanager
 def full_below(folder: Path) -> Iterator[None]:
     """Let no file in a folder be written, as on a full disk."""
@@ -287,9 +270,7 @@ def full_below(folder: Path) -> Iterator[None]:
 
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("subsets", ["sampled", ""])
-def test_a_full_disk_of_a_party_costs_its_scores_until_there_is_room(
-    tmp_path: Path, subsets: str
-) -> None:
+def test_a_full_disk_of_a_party_costs_its_scores_for_so_long(tmp_path: Path, subsets: str) -> None:
     made = organisations.cut(tmp_path, cancer(columns=6, rows=200), known=1.0)
     (full := tmp_path / "states-1").mkdir(0o700)
     made.words = [{"states": str(tmp_path / "states-0")}, {"states": str(full)}]
@@ -458,9 +439,7 @@ def test_a_party_keeps_its_newest_two_states_whatever_their_numbers(tmp_path: Pa
         assert set(tmp_path.iterdir()) == {*left, *others}
 
 
-def test_a_run_that_is_killed_before_its_first_checkpoint_goes_on_from_its_beginning(
-    tmp_path: Path,
-) -> None:
+def test_a_run_that_is_killed_before_its_first_checkpoint_begins_anew(tmp_path: Path) -> None:
     keys = {**CANCER, "epochs": 3, "checkpoint-every": 1000}
     whole_run = run_local(2, {**keys, "out": str(tmp_path / "whole")})
     folder = interrupted(tmp_path / "cut", keys, 2, 2)
@@ -470,7 +449,7 @@ def test_a_run_that_is_killed_before_its_first_checkpoint_goes_on_from_its_begin
 
 
 @pytest.mark.parametrize(("keys", "numbers"), [({}, ["0"]), ({"checkpoint-every": 0}, [])])
-def test_on_nodes_parties_keep_their_beginning_too(
+def test_on_nodes_parties_keep_their_beginning(
     tmp_path: Path, keys: dict[str, Any], numbers: list[str]
 ) -> None:
     given: dict[str, Any] = {**CANCER, **keys}
@@ -504,7 +483,7 @@ def killed_before_the_results() -> Iterator[None]:
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("every", [0, 7])
 @pytest.mark.parametrize("failed_before", [False, True])
-def test_results_that_were_not_written_are_without_training(
+def test_unwritten_results_need_no_training(
     tmp_path: Path, every: int, failed_before: bool
 ) -> None:
     keys = {**CANCER, "strategy": "vafl", "privacy": "perturbed-embedding", "noise-seed": 0}
@@ -579,9 +558,7 @@ def test_two_runs_are_not_in_one_folder_at_once(tmp_path: Path) -> None:
     assert_equal_runs(run, whole_run, 2)
 
 
-def test_a_run_is_submitted_once_at_a_time_and_not_beside_one_that_is_going_on(
-    tmp_path: Path,
-) -> None:
+def test_a_run_is_submitted_once_at_a_time_and_not_beside_another(tmp_path: Path) -> None:
     run_config = {"out": str(tmp_path / "run")}
     with engines._submitting(run_config):
         with in_use(tmp_path / "run"):  # as its ServerApp has it

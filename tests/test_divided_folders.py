@@ -27,7 +27,6 @@ def config_of(dataset: str, **keys: Any) -> RunConfig:
 
 
 def rows_of(count: int, seed: int = 0) -> tuple[list[Array], Array]:
-    """Features of each party, and labels."""
     generator = np.random.default_rng(seed)
     return [generator.normal(3, 2, (count, width)) for width in WIDTHS], np.arange(count) % 3
 
@@ -76,7 +75,7 @@ def check_columns(dataset: str, train_parts: list[Array], test_parts: list[Array
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("split", ["party3-{}_imp_weight0.1_seed0", "party{}", "party3-{}"])
-def test_each_party_has_the_columns_rows_and_split_of_its_files(
+def test_each_party_has_the_columns_and_split_of_its_files(
     tmp_path: Path, form: str, split: str
 ) -> None:
     dataset = vertibench(tmp_path, form, split)
@@ -222,9 +221,6 @@ def test_the_number_of_parties_is_the_folders(tmp_path: Path) -> None:
     for kind in (VERTIBENCH, MARS_VFL):
         with pytest.raises(ConfigError, match=r"there is no such folder\. Correct its path\."):
             load_labels(config_of(f"{kind}:{tmp_path / 'elsewhere'}"))
-
-
-# --- MARS-VFL -------------------------------------------------------------------------------------
 
 
 def uci_har(folder: Path) -> tuple[list[Array], list[Array]]:

@@ -27,8 +27,6 @@ from vfl_flower.tasks.information import party as at_party
 from vfl_flower.tasks.information.groups import CELLS, of_groups
 from vfl_flower.transport.explain_messages import GroupCounts, GroupsOrder
 
-SEGMENTS = {"segments": "sex,region"}
-
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,11 +50,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
     """The label holder has x, party 0 z and sex, party 1 region and noise; a run in `run`."""
     organisations = cut(tmp_path_factory.mktemp("groups"), people(), own=1, known=1.0)
     organisations.words = [{"segments": "sex"}, {"segments": "region", "name": "shop"}]
-    organisations.run("run", {"align": "ids", "epochs": 2, "test-fraction": 0.4})
+    organisations.run("run", {"align": "ids", "epochs": 1, "test-fraction": 0.4})
     return organisations
 
 
-def copied(trained: Organisations, tmp_path: Path) -> Path:
+@pytest.fixture
+def run(trained: Organisations, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained.folder / "run", tmp_path / "run"))
 
 
@@ -72,9 +71,6 @@ def rows_of(run: Path) -> pd.DataFrame:
     tested = pd.read_csv(run / "test_rows.csv").drop(columns="label")
     joined = tested.merge(people(), how="left", left_on="id", right_on=ID)
     return joined.assign(flag=(joined["probability_1"] > 0.5).astype(int))
-
-
-# --- figures --------------------------------------------------------------------------------------
 
 
 def drawn(seed: int, rows: int, kept: float) -> tuple[dict[str, Any], Any, Any]:
@@ -132,13 +128,8 @@ def test_cells_of_all_groups_add_up_to_the_true_ones(monkeypatch: pytest.MonkeyP
     assert sum(rows * share for rows, share in of) == pytest.approx(every[2:].sum(), abs=1e-6)
 
 
-# --- a run ----------------------------------------------------------------------------------------
-
-
-def test_the_label_holder_gets_figures_and_shows_them(
-    trained: Organisations, tmp_path: Path
-) -> None:
-    run, tap = copied(trained, tmp_path), Tap()
+def test_the_label_holder_shows_the_figures(trained: Organisations, run: Path) -> None:
+    tap = Tap()
     found = asked(run, trained, tap, epsilon=3.0)
     assert set(found) == {"party 0, sex", "party shop, region"}
     rows = rows_of(run)
@@ -157,10 +148,7 @@ def test_the_label_holder_gets_figures_and_shows_them(
     assert "m above f" in card and "Intervals cover their noise" in card
 
 
-def test_a_party_guesses_no_label_better_than_the_epsilon_says(
-    trained: Organisations, tmp_path: Path
-) -> None:
-    run = copied(trained, tmp_path)
+def test_a_party_guesses_labels_as_the_epsilon_says(trained: Organisations, run: Path) -> None:
     taps = [Tap() for _ in range(3)]
     found = [asked(run, trained, tap, epsilon=1.0) for tap in taps[:2]]
     found.append(asked(run, trained, taps[2], epsilon=2.0))
@@ -190,15 +178,13 @@ def test_a_party_guesses_no_label_better_than_the_epsilon_says(
     ],
 )
 def test_a_party_that_takes_no_part_is_left_out(
-    trained: Organisations, tmp_path: Path, caplog: Any, words: dict[str, str], why: str
+    trained: Organisations, run: Path, caplog: Any, words: dict[str, str], why: str
 ) -> None:
-    run = copied(trained, tmp_path)
     found = asked(run, trained, Tap(), [words, {}], epsilon=3.0)
     assert set(found) == {"party shop, region"} and why in caplog.text
 
 
-def test_only_fitting_runs_have_such_segments(trained: Organisations, tmp_path: Path) -> None:
-    run = copied(trained, tmp_path)
+def test_only_fitting_runs_have_such_segments(trained: Organisations, run: Path) -> None:
     with pytest.raises(ConfigError, match="information = 'noisy'"):
         asked(run, trained, Tap(), information="exact")
     (run / "summary.json").unlink()  # as before a run has finished
@@ -214,9 +200,7 @@ def test_only_fitting_runs_have_such_segments(trained: Organisations, tmp_path: 
         {"privacy": "labels", "epsilon": 4.0},
     ],
 )
-def test_it_works_with_partial_rows_masked_sums_and_noise(
-    tmp_path: Path, keys: dict[str, Any]
-) -> None:
+def test_partial_rows_masked_sums_and_noise_work(tmp_path: Path, keys: dict[str, Any]) -> None:
     known = 0.8 if "align" in keys else 1.0
     organisations = cut(tmp_path / "files", people(900), own=1, known=known)
     organisations.words = [{"segments": "sex"}, {"segments": "region"}]
@@ -226,9 +210,6 @@ def test_it_works_with_partial_rows_masked_sums_and_noise(
     rows = rows_of(run.folder)
     assert len(rows) * known * 0.9 < sum(found["party 0, sex"]["rows"].values()) <= len(rows)
     assert (sum(found["party 0, sex"]["rows"].values()) == len(rows)) == (known == 1)
-
-
-# --- what a label holder may learn ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sizes", [[400, 300, 60], [400, 49, 3], [400, 60, 3], [49, 3], [60]])

@@ -91,7 +91,6 @@ def table_of(folder: Path, who: str) -> pd.DataFrame:
 
 
 def joined(organisations: Organisations) -> pd.DataFrame:
-    """The columns of all, joined by id in the training rows."""
     table = read(organisations.labels)
     for path in organisations.files:
         table = table.merge(read(path), on=ID)
@@ -132,10 +131,13 @@ def as_in_file(lines: pd.DataFrame, column: pd.Series) -> pd.Series:
 # --- exact --------------------------------------------------------------------------------------
 
 
-def test_exact_values_are_equal_to_the_plain_formula_on_joined_data(
-    organisations: Organisations,
-) -> None:
-    folder = organisations.run("run", EXACT).folder
+def test_exact_values_equal_the_plain_formula_on_joined_data(organisations: Organisations) -> None:
+    tap = Tap()
+    folder = organisations.run("run", EXACT, tap).folder  # type: ignore[arg-type]
+    for name in ("income", "useless", "region", "fixed", "north", "south"):
+        assert name not in (folder / "information.json").read_text()
+        assert not any(name.encode() in each for each in tap.raw)
+    assert all("labels" not in order.arrays for order in tap.orders(EvidenceOrder))
     found, everything = result(folder), joined(organisations)
     assert found["mode"] == "exact" and found["rows"] == len(everything)
     assert found["epsilon"] is found["spent"] is None
@@ -162,15 +164,6 @@ def test_exact_values_are_equal_to_the_plain_formula_on_joined_data(
     assert named["fixed"]["note"] == "constant in the training rows"
     assert named["age"]["feature"] == "age" and named["region"]["feature"] == 0
     assert named["age"]["low"] > 0 == named["useless"]["low"]
-
-
-def test_the_label_holder_gets_no_names_and_the_wire_has_none(organisations: Organisations) -> None:
-    tap = Tap()
-    folder = organisations.run("run", EXACT, tap).folder  # type: ignore[arg-type]
-    for name in ("income", "useless", "region", "fixed", "north", "south"):
-        assert name not in (folder / "information.json").read_text()
-        assert not any(name.encode() in each for each in tap.raw)
-    assert all("labels" not in order.arrays for order in tap.orders(EvidenceOrder))
 
 
 def test_the_picture_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +203,6 @@ class Tap:
 
 
 def drawn(keys: dict[str, Any], out: Path) -> tuple[list[Any], dict[str, Any]]:
-    """The labels that parties get, and the results."""
     tap = Tap()
     given = {"dataset": "breast-cancer", "epsilon": 2.0, **keys}
     folder = run_local(2, {**given, **KEYS, "out": str(out)}, tap).folder  # type: ignore[arg-type]
@@ -316,7 +308,6 @@ class Asked:
         return float(at_party.compute(context, order).arrays["values"][0, 0])
 
     def halves(self, number: int = 1) -> list[Any]:
-        """Random halves of the people."""
         generator = np.random.default_rng(0)
         return [generator.permutation(self.rows) % 2 for _ in range(number)]
 
@@ -367,7 +358,7 @@ def changed_flags(node: Asked) -> Asked:
     return node
 
 
-def test_sets_are_counted_over_any_thirty_days_and_with_a_wrong_clock(
+def test_sets_are_counted_over_any_thirty_days(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, day, turn = Asked(tmp_path), 86400, 700 * 30 * 86400  # a month by the calendar begins
@@ -403,9 +394,7 @@ def test_two_runs_at_once_get_no_more_sets(tmp_path: Path) -> None:
         assert sum(pool.map(ask, enumerate(node.halves(14)))) == 10
 
 
-def test_labels_that_differ_in_few_people_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nearly_equal_labels_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def changed(few: int) -> Any:
         other = labels.copy()
         other[np.flatnonzero(labels)[:few]] = 0
@@ -503,7 +492,7 @@ def test_a_party_that_refuses_is_left_out_and_others_are_done(organisations: Org
         organisations.run("other", EXACT)
 
 
-def test_a_party_that_fails_is_left_out_and_others_are_done(
+def test_a_failing_party_is_left_out(
     organisations: Organisations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = evidence.write_files
@@ -522,7 +511,6 @@ def test_a_party_that_fails_is_left_out_and_others_are_done(
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Context]:
-    """A node that is not simulated, with a part of a data set."""
     config: Any = {"partition-id": 0, "num-partitions": 2, "states": str(tmp_path / "node")}
     keys: Any = {"dataset": "breast-cancer", **KEYS, "epsilon": 3.0}
     yield Context(run_id=1, node_id=2, node_config=config, state=RecordDict(), run_config=keys)
@@ -675,10 +663,6 @@ def test_the_leverage_is_the_variance_that_sums_explain() -> None:
     sums = sums_of([generator.integers(0, 5, 200).astype(np.uint8) for _ in range(4)])
     found = leverages(sums.astype(np.float32))
     assert found == pytest.approx(np.diag(np.linalg.pinv(sums) @ sums), abs=1e-6)
-    draws = generator.standard_normal((4000, 200))
-    estimated = draws @ sums.T @ np.linalg.pinv(sums).T
-    share = 1 - (draws - estimated).var(0) / draws.var(0)
-    assert np.abs(share - found).max() < 0.06
 
 
 # --- bad input ----------------------------------------------------------------------------------
@@ -698,9 +682,7 @@ def test_the_leverage_is_the_variance_that_sums_explain() -> None:
         ({"min-bin": 0}, "min-bin"),
     ],
 )
-def test_options_that_cannot_work_get_a_sentence(
-    tmp_path: Path, keys: dict[str, Any], said: str
-) -> None:
+def test_wrong_options_get_a_sentence(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
     given = {"dataset": "breast-cancer", **KEYS, **keys, "out": str(tmp_path / "run")}
     with pytest.raises(ConfigError, match=said):
         run_local(2, given)
@@ -724,7 +706,7 @@ def test_labels_that_cannot_be_used_get_a_sentence(
 
 
 @pytest.mark.parametrize(("events", "mode"), [(39, "exact"), (39, "noisy"), (3, "noisy")])
-def test_with_an_epsilon_no_true_count_decides_whether_parties_are_asked(
+def test_with_noise_no_true_count_decides_who_is_asked(
     tmp_path: Path, events: int, mode: str
 ) -> None:
     table = people()

@@ -32,7 +32,6 @@ def table(**columns: Any) -> KeyTable:
 
 
 def texts(column: Any) -> list[str | None]:
-    """The texts of a coded column, one for each row."""
     return [column.texts[code] if code >= 0 else None for code in column.codes]
 
 

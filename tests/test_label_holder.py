@@ -458,9 +458,9 @@ SCORECARD = {"mu": 0.5, "party-lr": 0.02, "server-lr": 0.02}
 @pytest.mark.parametrize(
     ("keys", "least"),
     [
+        ({"strategy": "ef-vfl", "epochs": 5}, 0.9),
         ({"strategy": "vafl", "window": 4}, 0.9),
         ({"strategy": "vafl-t", "quorum": 2}, 0.9),
-        ({"strategy": "ef-vfl"}, 0.9),
         ({"strategy": "cascaded"}, 0.9),
         ({"strategy": "frozen"}, 0.9),
         ({"strategy": "synrevel"}, 0.8),
@@ -495,9 +495,7 @@ def test_nothing_is_sent_of_own_columns(run: Start, monkeypatch: pytest.MonkeyPa
     assert beside["test_loss"] != without["test_loss"]
 
 
-def test_alone_is_one_party_or_the_label_holder_by_itself(
-    run: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_alone_is_a_party_or_the_label_holder(run: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = {"epochs": 2, "strategy": "local-only", "bottom-model": "mlp", "optimizer": "sgd"}
     labels = give_columns(monkeypatch, keys)
     summary = run(2, keys).summary
@@ -528,7 +526,7 @@ def test_alone_is_one_party_or_the_label_holder_by_itself(
         ),
     ],
 )
-def test_what_own_columns_cannot_stand_beside(
+def test_own_columns_refuse_some_options(
     monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], cause: str
 ) -> None:
     labels = give_columns(monkeypatch, keys)
@@ -573,9 +571,7 @@ def test_a_window_table_has_no_more_rows_than_an_epoch() -> None:
     assert len(holder.labels) <= len(holder.table.rows) < len(holder.labels) + 32
 
 
-def test_embeddings_that_do_not_fit_are_refused_unless_a_window_is_enough(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_too_large_embeddings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vfl_flower.label_holder.table.free_memory", lambda: 50_000.0)
     learnt({"strategy": "split-nn", "window": 1})
     sentence = r"needs 0\.0 GB of memory.* Party 0 has the largest, of size 32: give it a smaller"
@@ -583,9 +579,7 @@ def test_embeddings_that_do_not_fit_are_refused_unless_a_window_is_enough(
         learnt({"strategy": "vafl"})
 
 
-def test_embeddings_of_one_window_are_refused_where_parties_step_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_window_table_needs_steps_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of another window would be of other people."""
     holder, _ = learnt({"strategy": "vafl"})
     assert type(holder.table) is Table
@@ -644,11 +638,7 @@ def test_an_embedding_serves_until_it_is_older_than_max_delay_and_no_longer() ->
     table.forget(1)
     assert asked_again(table, 10, 2) == {1: [0, 1]}
     assert asked_again(Table(columns, np.zeros((6, 0)), torch.device("cpu")), 99, 4) == {}
-
-
-def test_rows_that_a_party_lacks_are_never_too_old() -> None:
-    columns = {0: slice(0, 1), 1: slice(1, 2)}
-    present = np.array([[1, 1], [1, 0], [1, 1]], bool)
+    present = np.array([[1, 1], [1, 0], [1, 1]], bool)  # rows that a party lacks are never too old
     table = Table(columns, np.zeros((3, 0)), torch.device("cpu"), 3, present)
     assert asked_again(table, 0, 3) == {1: [0, 2]}
 

@@ -39,7 +39,7 @@ from vfl_flower.transport.messages import Arrays
 
 RULES = "given_name+surname+date(birthdate); surname+date(birthdate); given_name+postcode"
 COLUMNS = "given_name surname birthdate postcode"
-SHORT = {"epochs": 2, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
+SHORT = {"epochs": 1, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -104,7 +104,6 @@ class World:
 
 
 def of_plain(world: World) -> list[dict[int, int]]:
-    """Return label holder's row -> row, at each party, by a plain join."""
     return [dict(pairs.tolist()) for pairs in world.plain]
 
 
@@ -148,12 +147,12 @@ def test_people_that_a_party_lacks_stay_if_parties_may_lack_rows(tmp_path: Path)
 
 
 def test_a_run_by_rules_is_the_run_by_ids(tmp_path: Path) -> None:
-    table = people(400, few=400)
+    table = people(200, few=400)
     world = World(tmp_path, table, table.sample(frac=1, random_state=0))
     words = {**world.keys, **SHORT, "out": str(tmp_path / "run")}
     coverage = run_local(1, words, node_configs=world.nodes).summary["coverage"]
     rule = str(parse(RULES)[0])
-    assert coverage["aligned"] == 400 and coverage["rules"][0]["rule"] == rule
+    assert coverage["aligned"] == 200 and coverage["rules"][0]["rule"] == rule
     card = (tmp_path / "run" / "model_card.md").read_text()
     assert "people at party 0 by date(birthdate)" in card.replace("\\\\", "")
     new = people(50, seed=9, few=400)
@@ -165,10 +164,10 @@ def test_a_run_by_rules_is_the_run_by_ids(tmp_path: Path) -> None:
 
 
 def test_masked_sums_and_partial_rows_work_by_rules(tmp_path: Path) -> None:
-    table = people(300, few=300)
-    parties = changed(table.sample(frac=1, random_state=0), 1, 0.01), table.iloc[30:]
+    table = people(120, few=120)
+    parties = changed(table.sample(frac=1, random_state=0), 1, 0.01), table.iloc[12:]
     world = World(tmp_path, table, *parties)
-    for keys, rows in ({"aggregation": "secure", "combine": "mean"}, 270), ({"align": "any"}, 300):
+    for keys, rows in ({"aggregation": "secure", "combine": "mean"}, 108), ({"align": "any"}, 120):
         words = {**world.keys, **SHORT, "out": str(tmp_path / str(rows)), **keys}
         forget_alignments()
         assert run_local(2, words, node_configs=world.nodes).summary["coverage"]["aligned"] == rows
@@ -192,9 +191,7 @@ def test_nodes_match_the_same_people_as_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", ["", "day-month-year"])
-def test_a_party_names_the_order_of_dates_that_can_be_read_in_two(
-    tmp_path: Path, order: str
-) -> None:
+def test_a_party_names_the_order_of_dates_of_two_readings(tmp_path: Path, order: str) -> None:
     table = people(60, few=60)
     table["birthdate"] = [f"1970-{1 + row % 12:02}-{1 + row // 5 % 12:02}" for row in range(60)]
     theirs = table.assign(birthdate=pd.to_datetime(table["birthdate"]).dt.strftime("%d/%m/%Y"))
@@ -212,7 +209,6 @@ def test_a_party_names_the_order_of_dates_that_can_be_read_in_two(
 
 
 def node_of(world: World, folder: Path, **words: Any) -> Context:
-    """A party's node that is not simulated, before any message."""
     begin_task()
     config: dict[str, Any] = {"partition-id": 0, "num-partitions": 1, "states": str(folder)}
     config |= {"min-rows": 1, "match-bits": 0.0, **world.nodes[0], **words}
@@ -261,12 +257,6 @@ def test_sides_must_both_match_by_columns(tmp_path: Path) -> None:
     world.nodes[0].pop("match-columns")
     with pytest.raises(PartyError, match="does not say which columns tell who a person is"):
         run_local(1, {**world.keys, **SHORT}, node_configs=world.nodes)
-
-
-def test_one_rule_is_asked_at_a_time(curious: Curious) -> None:
-    ids = {"ids": curious.a.of_ids([b"one"])}
-    with pytest.raises(VflError, match="was asked by several rules at once"):
-        asked(curious.node, AlignOrder(method="psi", rule="person", arrays=ids), Aligned)
 
 
 FIRST, SECOND = "surname+date(birthdate)", "given_name+postcode"
@@ -353,9 +343,7 @@ def test_people_who_have_matched_are_in_no_later_answer(curious: Curious) -> Non
     assert len(later.arrays["own"]) <= len(control.arrays["own"]) - 40
 
 
-def test_nobody_is_left_over_by_a_label_holder_that_does_not_know_the_others(
-    curious: Curious,
-) -> None:
+def test_nobody_is_left_over_by_a_label_holder_without_the_others(curious: Curious) -> None:
     """Else rules of one column would read the last person's columns."""
     every = np.arange(len(curious.ask(FIRST).arrays["own"]))[:-1]
     for proofs in (None, np.zeros((len(every), 32), np.uint8)):
@@ -368,14 +356,19 @@ def test_nobody_is_left_over_by_a_label_holder_that_does_not_know_the_others(
     assert count_of(curious.node)["wrong"] == 3
 
 
-def test_a_rule_is_asked_once_and_with_keys(curious: Curious) -> None:
+def test_a_rule_is_asked_once_alone_and_with_keys(curious: Curious) -> None:
+    def asks(rule: str, ids: Any, anew: bool) -> Any:
+        order = AlignOrder(method="psi", rule=rule, anew=anew, arrays={"ids": ids})
+        return asked(curious.node, order, Aligned)
+
+    with pytest.raises(VflError, match="was asked by several rules at once"):
+        asks("person", curious.a.of_ids([b"one"]), True)
     curious.ask(FIRST)
     with pytest.raises(VflError, match="a rule twice, or without keys"):
         curious.ask(FIRST, anew=False)
     curious.ask(FIRST)
-    none: Arrays = {"ids": np.zeros((0, 32), np.uint8)}
     with pytest.raises(VflError, match="a rule twice, or without keys"):
-        asked(curious.node, AlignOrder(method="psi", rule=SECOND, anew=False, arrays=none), Aligned)
+        asks(SECOND, np.zeros((0, 32), np.uint8), False)
 
 
 @pytest.mark.parametrize("knows", [True, False])
@@ -446,17 +439,17 @@ def test_a_rule_with_too_many_false_matches_is_not_used(tmp_path: Path) -> None:
     assert "matches would be false, and match-error = 0.001" in made.rules[-1]["why"]
 
 
-def test_an_alignment_is_used_again_until_people_or_rules_change(
-    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def aligned(world: World, **keys: Any) -> Any:
+    words = {**world.keys, "task": "align", **keys}
+    return run_local(1, words, node_configs=world.nodes).summary["coverage"]
+
+
+def test_an_alignment_is_used_again_until_people_or_rules_change(world: World, caplog: Any) -> None:
     def says(**keys: Any) -> str:
         caplog.clear()
-        words = {**world.keys, **SHORT, "out": str(tmp_path / f"run-{len(keys)}"), **keys}
-        found = run_local(1, {**words, "out": ""}, node_configs=world.nodes)
-        assert found.summary["coverage"]["rules"]
+        assert aligned(world, **keys)["rules"]
         return caplog.text
 
-    forget_alignments()
     caplog.set_level("INFO", "flwr.notice")
     assert "people." in says()
     assert "are common to all, by the alignment of" in says()
@@ -470,36 +463,27 @@ def test_an_alignment_is_used_again_until_people_or_rules_change(
 def test_corrected_columns_are_matched_anew(tmp_path: Path) -> None:
     table = people(200, few=200)
     world = World(tmp_path, table, table, match="given_name+surname+date(birthdate)")
-    names = "given_name surname birthdate"
-    wrong = "given_name=surname surname=given_name birthdate"
-    forget_alignments()
-    found, swapped = [], "given_name=surname surname=given_name"
-    for columns, expert in ((wrong, swapped), (names, ""), (wrong, swapped)):
+    names, swapped = "given_name surname birthdate", "given_name=surname surname=given_name"
+    for columns, expert in ((f"{swapped} birthdate", swapped), (names, "")) * 2:
         world.nodes[0]["match-columns"] = columns
-        words = {**world.keys, **SHORT, "match-columns": expert}
-        run = run_local(1, words, node_configs=world.nodes)
-        found.append(run.summary["coverage"]["aligned"])
-    assert found == [200, 200, 200]  # each is aligned anew
-    world.nodes[0]["match-columns"] = names
+        assert aligned(world, **{"match-columns": expert})["aligned"] == 200  # each time anew
     with pytest.raises(ConfigError, match="has none of the 200 people"):
-        run_local(1, words, node_configs=world.nodes)
+        aligned(world, **{"match-columns": swapped})
 
 
 def test_a_stricter_rule_ends_an_alignment(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    forget_alignments()
     caplog.set_level("INFO", "flwr.notice")
-    words = {**world.keys, **SHORT, "match": f"{SECOND}; {FIRST}"}
-    run_local(1, words, node_configs=world.nodes)
+    world.keys["match"] = f"{SECOND}; {FIRST}"
+    aligned(world)
     world.nodes[0]["match"] = FIRST
-    run = run_local(1, words, node_configs=world.nodes)
+    assert aligned(world)["rules"][0]["why"] == "not used: by the rule match of party 0"
     assert "rules no longer permit the alignment" in caplog.text
-    assert run.summary["coverage"]["rules"][0]["why"] == "not used: by the rule match of party 0"
     caplog.clear()
-    run_local(1, words, node_configs=world.nodes)
+    aligned(world)
     assert "by the alignment of" in caplog.text  # the control
     world.nodes[0]["match-bits"] = 60
     with pytest.raises(ConfigError, match="match-bits"):
-        run_local(1, words, node_configs=world.nodes)
+        aligned(world)
     assert "rules no longer permit the alignment" in caplog.text
 
 
@@ -523,7 +507,7 @@ def test_parts_that_others_decide_make_no_key_harder_to_guess(world: World) -> N
 
 
 def test_a_party_that_is_left_out_leaves_nobody_to_match(tmp_path: Path) -> None:
-    table = people(200, few=200)
+    table = people(120, few=200)
     world = World(tmp_path, table, table, table, align="any", subsets="sampled")
     words = {**world.keys, **SHORT, "out": str(tmp_path / "run")}
     run_local(2, words, node_configs=world.nodes)
@@ -540,7 +524,7 @@ def test_scores_in_python_have_the_index_of_the_label_holder_s_frame() -> None:
     table = people(300, few=300)
     bank = table.drop(columns="size").sample(frac=1, random_state=1)
     clinic = changed(table, 1).drop(columns="label").iloc[40:]
-    words: dict[str, Any] = {"label": "label", "match": f"{FIRST}; {SECOND}", "epochs": 2}
+    words: dict[str, Any] = {"label": "label", "match": f"{FIRST}; {SECOND}", "epochs": 1}
     model = vfl_flower.train({"clinic": clinic}, bank, **words)
     new = bank.drop(columns="label").iloc[:100]
     told = model.predict({"clinic": clinic}, own=new)

@@ -62,9 +62,6 @@ def violated(model: Any, rows: Tensor, columns: dict[int, int], seed: int = 0) -
     return found
 
 
-# --- models -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bottom", ["linear", "mlp", "tabular"])
 @pytest.mark.parametrize("activation", ["none", "relu", "sigmoid", "tanh"])
 def test_embeddings_are_monotone_at_any_parameters(bottom: str, activation: str) -> None:
@@ -149,8 +146,6 @@ def test_a_calibration_never_turns_the_order_of_scores() -> None:
         assert (np.diff(chances) >= 0).all() and chances[0] > 0.5
 
 
-# --- runs ---------------------------------------------------------------------------------------
-
 RUNS: dict[str, dict[str, Any]] = {
     "split-nn": {},
     "masks": {"combine": "mean", "aggregation": "secure"},
@@ -182,9 +177,8 @@ def frames(rows: int = 400, seed: int = 0) -> tuple[list[pd.DataFrame], pd.DataF
 
 
 def moved(run: dict[str, Any], monotonic: str, pairs: int) -> int:
-    """Train, and count the pairs of people whose scores move against a sign."""
     parties, own = frames()
-    keys = {"epochs": 4, "missing": "median", "seed": 1, **run}
+    keys = {"epochs": 2, "missing": "median", "seed": 1, **run}
     promise = {"monotonic": monotonic}
     model = vfl_flower.train(keys, parties, own, expert=promise, progress=False)
     shown = [own[["e", "f"]], *parties]
@@ -200,9 +194,9 @@ def moved(run: dict[str, Any], monotonic: str, pairs: int) -> int:
 )
 def test_no_pair_of_people_violates_the_promise(name: str) -> None:
     text = " ".join(f"{column}:{'-+'[sign > 0]}" for column, sign in TRUTH.items())
-    assert moved(RUNS[name], text, 3_000) == 0
+    assert moved(RUNS[name], text, 1_000) == 0
     if name in ("split-nn", "linear"):  # the test can fail
-        assert moved(RUNS[name], "", 3_000) > 300
+        assert moved(RUNS[name], "", 1_000) > 100
 
 
 def test_a_missing_value_counts_as_the_training_median(tmp_path: Path) -> None:
@@ -219,18 +213,13 @@ def test_a_missing_value_counts_as_the_training_median(tmp_path: Path) -> None:
     assert (found[2] >= found[1]).all() and (found[3] <= found[1]).all()
 
 
-# --- parties with files -------------------------------------------------------------------------
-
-
 def promised(folder: Path, monotonic: str = "f0:+") -> Organisations:
-    """Two parties. The first one names columns."""
     organisations = cut(folder, small(), known=1.0)
     organisations.words = [{"monotonic": monotonic}, {}]
     return organisations
 
 
 def preparation(run: Path) -> Preparation:
-    """Return the preparation that party 0 keeps with its model."""
     kept = max(run.glob("run-*-party-0-checkpoint-*.state"), key=lambda each: each.stat().st_mtime)
     found = about.read(state.load_about(state_file.read(kept))).preparation
     assert found is not None
@@ -320,12 +309,9 @@ def test_a_promise_that_cannot_be_kept_is_refused(
 
 def test_columns_without_names_are_refused() -> None:
     parties, own = frames(60)
-    with pytest.raises(ConfigError, match="no frame has"):
-        vfl_flower.train(parties, own, expert={"monotonic": "z:+"}, epochs=1)
-    with pytest.raises(ConfigError, match="no frame has"):
-        vfl_flower.train(
-            [each.to_numpy() for each in parties], own, expert={"monotonic": "a:+"}, epochs=1
-        )
+    for features, sign in ((parties, "z:+"), ([each.to_numpy() for each in parties], "a:+")):
+        with pytest.raises(ConfigError, match="no frame has"):
+            vfl_flower.train(features, own, expert={"monotonic": sign}, epochs=1)
     assert signs_of("net income:+, debt:-") == {"net income": 1, "debt": -1}
 
 

@@ -50,14 +50,13 @@ APP = client_app.app
 HERE = str(Path(__file__).absolute())
 TOWERS = str(Path(__file__).with_name("towers.py"))
 KEYS: dict[str, Any] = {
-    **{"strategy": "split-nn", "align": "any", "epochs": 3, "batch-size": 64, "noise-seed": 0},
+    **{"strategy": "split-nn", "align": "any", "epochs": 2, "batch-size": 64, "noise-seed": 0},
     "combine": "concat",  # so that a new party begins without an effect
     **{"bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8, "party-lr": 0.5, "server-lr": 0.5},
 }
 
 
 def first(organisations: Organisations, parties: int) -> Organisations:
-    """Those parties alone."""
     words = organisations.words[:parties]
     return replace(organisations, files=organisations.files[:parties], words=words)
 
@@ -72,7 +71,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
 
 @pytest.fixture
 def three(tmp_path: Path, trained: Organisations) -> Organisations:
-    """A copy of them, whose files a test may change."""
     folder = Path(shutil.copytree(trained.folder, tmp_path / "copy"))
     files = [folder / path.name for path in trained.files]
     return Organisations(folder, folder / trained.labels.name, files)
@@ -103,7 +101,7 @@ def rows_of(parties: int, own: int, generator: torch.Generator) -> tuple[Tensor,
 
 
 @pairwise(top_model=["mlp", "linear"], combine=["concat", "mean", "sum"], own=[0, 2])
-def test_a_grown_top_model_says_the_same_where_no_new_party_is(
+def test_a_grown_top_model_says_the_same_without_new_parties(
     top_model: str, combine: str, own: int
 ) -> None:
     keys = {"bottom-model": "mlp", "embedding-size": 3}
@@ -150,9 +148,7 @@ def test_a_model_of_all_its_parties_becomes_one_of_any_subset(combine: str) -> N
 
 @pytest.mark.parametrize("combine", ["concat", nightly("mean"), nightly("sum")])
 @pytest.mark.parametrize("own", [nightly(0), 3])
-def test_before_it_learns_a_run_measures_the_earlier_model(
-    tmp_path: Path, combine: str, own: int
-) -> None:
+def test_a_run_first_measures_the_earlier_model(tmp_path: Path, combine: str, own: int) -> None:
     organisations = cut(tmp_path, cancer(), parties=3, known=0.6, own=own)
     two = first(organisations, 2)
     two.run("two", {**KEYS, "combine": combine})
@@ -181,9 +177,7 @@ SYSTEMS: list[Any] = [
 
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda each: "-".join(map(str, each.values())))
-def test_frozen_parties_stay_as_they_were_and_others_learn(
-    three: Organisations, system: dict[str, Any]
-) -> None:
+def test_frozen_parties_stay_and_others_learn(three: Organisations, system: dict[str, Any]) -> None:
     then = Run(three.folder / "two")
     for freeze in (True, False):
         keys = {"subsets": "sampled", "epochs": 1, **ALL_ROWS, **system, "freeze": freeze}
@@ -366,9 +360,7 @@ def test_test_rows_that_then_was_learnt_from_are_told(tmp_path: Path, own_log: l
     assert any(said in line for line in own_log)
 
 
-def test_a_file_in_another_order_is_said_to_hold_out_others(
-    three: Organisations, own_log: list[str]
-) -> None:
+def test_a_file_in_another_order_holds_out_others(three: Organisations, own_log: list[str]) -> None:
     change(three.labels, lambda frame: frame.iloc[::-1])
     grown(three, "three", epochs=1)
     assert any("may have trained on rows that are held out now" in line for line in own_log)
@@ -428,9 +420,7 @@ def test_a_growing_run_that_is_cut_short_goes_on(
     assert_equal_runs(found, whole)
 
 
-def test_another_optimizer_does_not_begin_with_the_rates_of_the_earlier_run(
-    run: Start, tmp_path: Path
-) -> None:
+def test_another_optimizer_begins_with_its_default_rates(run: Start, tmp_path: Path) -> None:
     keys = {"dataset": "breast-cancer", "epochs": 1, "batch-size": 64, "party-lr": 0.3}
     then = str(run(2, keys).folder)
     same, other = (
@@ -521,8 +511,6 @@ def test_earlier_supernodes_need_no_other_number_of_parties(
 
 
 class Flat(nn.Module):
-    """A user's top model, in which parties are the columns of a layer."""
-
     def __init__(self, sizes: list[int], outputs: int) -> None:
         super().__init__()
         self.last = nn.Linear(sum(sizes), outputs)
@@ -581,37 +569,31 @@ HAS_A_CLASS_MORE = labels_have(label=lambda frame: frame["label"] + (frame.index
 HAS_COLUMNS = labels_have(age=lambda frame: range(len(frame)))
 BAD: dict[str, tuple[Callable[[Organisations], None] | None, dict[str, Any], str]] = {
     "no run": (None, {"grow": "/nowhere"}, r"^/nowhere is not a folder\. Name the results"),
-    "a party without its state": (loses_state, {}, r"Party 1 does not have checkpoint 1 of that"),
+    "a party without its state": (loses_state, {}, "Party 1 does not have checkpoint 1 of that"),
     "an older state": (
         has_an_older_state,
         {},
         r"^Party 0 does not have checkpoint 1 of that run\.",
     ),
-    "other columns": (
-        has_other_columns,
-        {},
-        r"Party 0's file has other columns than its model was",
-    ),
-    "other classes": (HAS_A_CLASS_MORE, {}, r"have 1 values, such as 2, that the earlier run's mo"),
-    "columns of its own": (HAS_COLUMNS, {}, r"only one of them has feature columns"),
+    "other columns": (has_other_columns, {}, "Party 0's file has other columns than its model was"),
+    "other classes": (HAS_A_CLASS_MORE, {}, "have 1 values, such as 2, that the earlier run's mo"),
+    "columns of its own": (HAS_COLUMNS, {}, "only one of them has feature columns"),
     "another model": (
         None,
         {"embedding-size": 8},
         r"a model with embedding-size = 4, not 8\. Leav",
     ),
-    "another loss": (None, {"target": "regression"}, r"holds a model with target = 'classificat"),
-    "all parties needed": (None, {"align": "psi", "subsets": "off"}, r"two holds a model"),
-    "another kind of data": (None, {"dataset": "digits", "align": "psi"}, r"holds a model with da"),
-    "noise": (None, {"privacy": "labels", "epsilon": 1.0}, r"^privacy = 'labels' counts"),
-    "a baseline": (None, {"strategy": "centralised", "subsets": "sampled"}, r"^strategy = 'centr"),
+    "another loss": (None, {"target": "regression"}, "holds a model with target = 'classificat"),
+    "all parties needed": (None, {"align": "psi", "subsets": "off"}, "two holds a model"),
+    "another kind of data": (None, {"dataset": "digits", "align": "psi"}, "holds a model with da"),
+    "noise": (None, {"privacy": "labels", "epsilon": 1.0}, "^privacy = 'labels' counts"),
+    "a baseline": (None, {"strategy": "centralised", "subsets": "sampled"}, "^strategy = 'centr"),
 }
 
 
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_begin_so_is_one_sentence_before_training(
-    three: Organisations, case: str
-) -> None:
+def test_what_cannot_begin_so_is_one_sentence(three: Organisations, case: str) -> None:
     spoil, keys, sentence = BAD[case]
     if spoil:
         spoil(three)
@@ -623,9 +605,7 @@ def test_what_cannot_begin_so_is_one_sentence_before_training(
     assert not history.exists() or not history.read_text()
 
 
-def test_fewer_parties_or_an_unfinished_run_are_refused(
-    three: Organisations, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unfit_runs_do_not_grow(three: Organisations, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         ConfigError, match=r"has 2 parties, but only 1 are here\. Start all of them"
     ):
@@ -641,9 +621,7 @@ def test_fewer_parties_or_an_unfinished_run_are_refused(
 
 
 @pytest.mark.parametrize("strategy", ["vafl", "split-nn"])
-def test_a_run_with_privacy_does_not_grow_whatever_the_strategy(
-    run: Start, tmp_path: Path, strategy: str
-) -> None:
+def test_a_run_with_privacy_does_not_grow(run: Start, tmp_path: Path, strategy: str) -> None:
     then = {"strategy": "vafl", "dataset": "breast-cancer", "epochs": 1, "out": str(tmp_path / "a")}
     run(2, {**then, "privacy": "labels", "epsilon": 1.0})
     grown = {"strategy": strategy, "grow": str(tmp_path / "a"), "out": str(tmp_path / "b")}

@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.conftest import MANY, Start, nightly, of_words
-from tests.organisations import ID, Organisations, cancer, cut, read
+from tests.organisations import ID, Organisations, cancer, change, cut, read, small
 from tests.pairwise import pairwise
 from tests.stepping import by_gradient
 from tests.test_label_holder import assert_is_centralised
-from vfl_flower.alignment import at_label_holder, reuse
 from vfl_flower.config import names
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.at_label_holder import load_labels, with_row_masks
@@ -62,8 +61,6 @@ class Average(nn.Module):
 
 
 class MeanOfAll(Average):
-    """A user's top model of parties that have all rows."""
-
     def forward(self, h: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(h, torch.ones(len(h), len(self.sizes)))
 
@@ -104,9 +101,7 @@ def test_a_mean_is_over_the_present_parties_and_the_label_holders_own_block() ->
 
 @pytest.mark.parametrize("own", [0, 2])
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: "-".join(model.values()).split("/")[-1])
-def test_an_absent_party_has_no_part_in_outputs_and_gets_no_gradient(
-    model: dict[str, Any], own: int
-) -> None:
+def test_an_absent_party_has_no_part_and_no_gradient(model: dict[str, Any], own: int) -> None:
     keys = {"presence": 0.5, "bottom-model": "mlp", "embedding-size": 3, "server-lr": 0.0}
     config = resolve({**keys, **model})
     top = aggregation_of(config).build_top(SIZES, OUTPUTS, own)
@@ -267,7 +262,7 @@ def test_split_learning_of_partial_rows_is_centralised_training(run: Start, comb
 
 
 SYSTEMS: list[Any] = [
-    {"strategy": "split-nn"},
+    {"strategy": "split-nn", "epochs": 6},
     {"strategy": "split-nn", "optimizer": "adam", "window": 4, "party-lr": 0.01, "server-lr": 0.01},
     nightly({"strategy": "split-nn", "subsets": "laser", "combine": "mean"}),
     nightly({"strategy": "split-nn", "sampling": "poisson"}),
@@ -300,22 +295,17 @@ def test_every_system_learns_from_partial_rows(run: Start, system: dict[str, Any
         assert set(found.summary["test_by_party"]) == {"0", "1", "2"}
 
 
-def test_a_party_uploads_its_own_rows_alone(run: Start) -> None:
-    whole, partial = (run(3, {**QUICK, "epochs": 1, "presence": share}) for share in (1.0, 0.5))
-    labels = with_row_masks(load_labels(resolve(QUICK)), resolve(QUICK), 3)
-    assert labels.present is not None
-    share = labels.present[0].mean()
-    assert partial.summary["bytes_up"] == round(share * whole.summary["bytes_up"])
-
-
-def test_all_rows_and_no_subsets_are_as_ever(run: Start) -> None:
-    ever = {key: value for key, value in QUICK.items() if key != "presence"}
-    runs = [run(3, {**ever, "epochs": 2, **more}) for more in ({}, {"presence": 1.0})]
-    assert runs[0].summary["test_loss"] == runs[1].summary["test_loss"]
-    assert "test_by_party" not in runs[0].summary
-    sampled = run(3, {**ever, "epochs": 2, "subsets": "sampled"})
-    assert set(sampled.summary["test_by_parties"]) == {"3"}
-    assert set(sampled.summary["test_by_party"]) == {"0", "1", "2"}
+def test_a_party_uploads_its_own_rows_alone_and_with_all_rows_all_is_as_ever(run: Start) -> None:
+    keys = {**QUICK, "epochs": 1}
+    whole, partial = (run(3, {**keys, "presence": share}).summary for share in (1.0, 0.5))
+    present = with_row_masks(load_labels(resolve(QUICK)), resolve(QUICK), 3).present
+    assert present is not None
+    assert partial["bytes_up"] == round(present[0].mean() * whole["bytes_up"])
+    del keys["presence"]
+    ever, sampled = (run(3, {**keys, **more}).summary for more in ({}, {"subsets": "sampled"}))
+    assert ever["test_loss"] == whole["test_loss"] and "test_by_party" not in whole
+    assert set(sampled["test_by_parties"]) == {"3"}
+    assert set(sampled["test_by_party"]) == {"0", "1", "2"}
 
 
 @pytest.mark.parametrize(
@@ -337,6 +327,7 @@ def test_contradictions_are_found_before_anything_starts(keys: dict[str, Any], s
 # --- files --------------------------------------------------------------------------------------
 
 TINY: dict[str, Any] = {**QUICK, "presence": 0.3, "batch-size": 2, "window": 1, "epochs": 1}
+TINY |= {"test-fraction": 0.8}
 
 
 @pytest.mark.one_by_day
@@ -371,7 +362,7 @@ class Flat(nn.Module):
 def test_scalar_privacy_counts_the_rows_of_a_mini_batch_whoever_has_them(run: Start) -> None:
     """The top model steps on all of them; of a party's own alone, epsilon would be too small."""
     keys = {**QUICK, "strategy": "syn-zoo", "privacy": "scalar", "noise-multiplier": 5.0}
-    keys |= {"epochs": 2, "noise-seed": -1, "party-lr": 0.01, "server-lr": 0.01, "delta": 1e-5}
+    keys |= {"epochs": 1, "noise-seed": -1, "party-lr": 0.01, "server-lr": 0.01, "delta": 1e-5}
     whole = run(3, {**keys, "presence": 1.0, "subsets": "sampled"})
     partial = run(3, {**keys, "presence": 0.4})
     assert whole.summary["epsilon"] > 1
@@ -419,9 +410,7 @@ def known_by(organisations: Organisations) -> dict[Any, str]:
 
 
 @of_words
-def test_files_tell_whom_a_run_and_its_predictions_cover_and_why_not_others(
-    tmp_path: Path,
-) -> None:
+def test_files_tell_whom_a_run_and_its_predictions_cover(tmp_path: Path) -> None:
     """The control: sets of ids. An alignment that is used again tells the same."""
     organisations = cut(tmp_path / "files", cancer(columns=6, rows=300), parties=2, known=0.8)
     sets = [set(read(path)[ID]) for path in organisations.files]
@@ -504,9 +493,7 @@ def test_parties_that_are_left_out_have_no_part(clinic: Organisations, tmp_path:
 
 
 @pytest.mark.nightly
-def test_rows_that_fewer_know_than_are_to_are_not_used(
-    clinic: Organisations, tmp_path: Path
-) -> None:
+def test_rows_that_too_few_know_are_not_used(clinic: Organisations, tmp_path: Path) -> None:
     counts = Counter(
         0 if words == "none" else len(words.split("+")) for words in known_by(clinic).values()
     )
@@ -532,33 +519,21 @@ def test_a_label_holder_with_columns_needs_nobody(tmp_path: Path) -> None:
     assert len(nobody) > 100 and nobody["probability_1"].nunique() > 50  # by its own columns
 
 
-@pytest.mark.nightly
-def test_an_alignment_of_partial_rows_is_used_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
-    organisations = cut(tmp_path, cancer(), parties=2, known=0.6)
-    anew: list[str] = []
-    align = at_label_holder.align
+def test_an_alignment_of_partial_rows_is_used_again(tmp_path: Path, caplog: Any) -> None:
+    caplog.set_level(logging.INFO, "flwr.notice")
+    organisations = cut(tmp_path, small(), parties=2, known=0.6)
+    covered: list[Any] = []
 
-    def counted(*given: Any, **named: Any) -> Any:
-        anew.append("anew")
-        return align(*given, **named)
+    def anew(**keys: Any) -> bool:
+        caplog.clear()
+        given = {"task": "align", "align": "any", **keys}
+        covered.append(organisations.run(f"run-{len(covered)}", given).summary["coverage"])
+        return "by the alignment of" not in caplog.text
 
-    monkeypatch.setattr(reuse, "align", counted)
-    keys = {**FILES, "strategy": "split-nn", "epochs": 2}
-    runs = [organisations.run(name, keys) for name in ("first", "second")]
-    assert len(anew) == 1
-    assert runs[0].summary["test_loss"] == runs[1].summary["test_loss"]
-    halves = [checkpoint.load(run.folder) for run in runs]
-    assert np.array_equal(halves[0].present, halves[1].present)  # type: ignore[arg-type]
-    organisations.run("other rows", {**keys, "min-parties": 2})
-    organisations.run("common rows", {**keys, "align": "psi"})
-    assert len(anew) == 3
-    frame = read(organisations.files[1])
-    frame.iloc[1:].to_csv(organisations.files[1], index=False)
-    organisations.run("changed", keys)
-    assert len(anew) == 4
+    assert [anew(), anew()] == [True, False] and covered[0] == covered[1]
+    assert [anew(**{"min-parties": 2}), anew(align="psi"), anew(align="psi")] == [True, True, False]
+    change(organisations.files[1], lambda frame: frame[1:])
+    assert anew()
 
 
 # --- who is there -------------------------------------------------------------------------------
@@ -600,9 +575,7 @@ def asked_of(answers: Mapping[int, Payload | str | None], without: set[int], tim
     return [each.party for each in found.values()]
 
 
-def test_a_wait_for_parties_names_them(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_wait_for_parties_names_them(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     for name in ("_SOON", "_TELL"):  # a minute passes at each look
         monkeypatch.setattr(f"vfl_flower.transport.gather.{name}", -1.0)
     zero, one, two = (Introduction(party=m, parties=3) for m in range(3))
@@ -649,7 +622,7 @@ def test_who_fails_or_is_away_is_done_without() -> None:
 
 def test_the_order_of_rows_says_nothing_of_ids(tmp_path: Path) -> None:
     """In the order of ids, as once, a party could name those between its own."""
-    organisations = cut(tmp_path, cancer(), parties=2, known=0.6)
+    organisations = cut(tmp_path, cancer(columns=4), parties=2, known=0.6)
 
     def told(align: str) -> float:
         keys = {**FILES, "epochs": 1, "noise-seed": -1, "align": align}

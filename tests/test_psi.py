@@ -86,9 +86,7 @@ def test_numbers_beyond_64_bits_are_whole_numbers() -> None:
         (pd.Series([], dtype=object), "no rows"),
     ],
 )
-def test_ids_that_cannot_be_compared_are_refused_without_their_values(
-    column: Any, words: str
-) -> None:
+def test_ids_that_cannot_be_compared_are_refused_untold(column: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as raised:
         encode_ids(column, "Party 1's file")
     message = str(raised.value)
@@ -103,14 +101,11 @@ def test_the_shuffled_order_is_a_permutation_that_follows_from_the_secret() -> N
     assert (order != shuffled(1000, b"Secret")).mean() > 0.98
 
 
-# --- the group ----------------------------------------------------------------------------------
-
-HASHED = {  # RFC 9496, A.3: labels, whose SHA-512 is given, and the elements
-    "by using a finer grind.": "f8f0c87cf237953c5890aec3998169005dae3eca1fbb04548c635953c817f92a",
-    "and is not a Ristretto as some believe.": (
-        "80bd07262511cdde4863f8a7434cef696750681cb9510eea557088f76d9e5065"
-    ),
-}
+BELIEVED = "80bd07262511cdde4863f8a7434cef696750681cb9510eea557088f76d9e5065"
+HASHED = [  # RFC 9496, A.3: labels, whose SHA-512 is given, and the elements
+    ("by using a finer grind.", "f8f0c87cf237953c5890aec3998169005dae3eca1fbb04548c635953c817f92a"),
+    ("and is not a Ristretto as some believe.", BELIEVED),
+]
 MULTIPLES = [  # RFC 9496, A.1: of the generator, from the first
     "e2f2ae0a6abc4e71a884a961c500515f58e30b6aa582dd8db6a65945e08d2d76",
     "6a493210f7499cd17fecb510ae0cea23a110e8d5b901f8acadd3095c73a3b919",
@@ -128,11 +123,10 @@ NONE = [  # RFC 9496, A.2: encodings of no element, of each kind
 ]
 
 
-@pytest.mark.parametrize(("label", "element"), HASHED.items())
+@pytest.mark.parametrize(("label", "element"), HASHED)
 def test_hashing_to_the_group_is_that_of_rfc_9496(label: str, element: str) -> None:
     point = ctypes.create_string_buffer(32)
-    hash_to_group, _, _ = psi._libsodium()
-    hash_to_group(point, hashlib.sha512(label.encode()).digest())
+    psi._libsodium()[0](point, hashlib.sha512(label.encode()).digest())
     assert point.raw.hex() == element
 
 
@@ -172,9 +166,7 @@ def test_libsodium_leaves_no_file_behind(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_temporary_folder_that_cannot_be_used_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_unusable_temporary_folder_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rbcl", None)
     psi._libsodium.cache_clear()
 
@@ -194,9 +186,6 @@ def test_a_temporary_folder_that_cannot_be_used_is_one_sentence(
     finally:
         monkeypatch.undo()
         psi._libsodium.cache_clear()
-
-
-# --- both sides ---------------------------------------------------------------------------------
 
 
 def test_blinding_by_both_sides_commutes_and_by_one_shows_nothing_in_common() -> None:
@@ -230,20 +219,15 @@ def test_points_that_end_in_zeros_are_told_apart() -> None:
     assert sorted(zip(in_mine, in_theirs, strict=True)) == [(0, 1), (1, 0)]
 
 
-@pytest.mark.parametrize(
-    "points",
-    [
-        np.zeros((2, 32), np.int8),
-        np.zeros((2, 31), np.uint8),
-        np.zeros(32, np.uint8),
-        np.zeros((1, 1, 32), np.uint8),
-    ],
-)
-def test_arrays_that_are_no_points_are_refused(points: Any) -> None:
+NO_POINTS = [((2, 32), np.int8), ((2, 31), np.uint8), (32, np.uint8), ((1, 1, 32), np.uint8)]
+
+
+@pytest.mark.parametrize(("shape", "dtype"), NO_POINTS)
+def test_arrays_that_are_no_points_are_refused(shape: Any, dtype: Any) -> None:
     good = Blinding().of_ids([b"i:1"])
     for use in (Blinding().again, lambda p: match(p, good), lambda p: match(good, p)):
         with pytest.raises(VflError, match=r"^blinded ids that cannot be used"):
-            use(points)
+            use(np.zeros(shape, dtype))
 
 
 def test_a_point_that_is_sent_twice_is_refused() -> None:
@@ -292,9 +276,6 @@ def test_points_whose_sum_is_nothing_are_refused() -> None:
     challenge([b"i:1", b"i:2"], np.concatenate([point, point]))
     with pytest.raises(VflError, match=r"blinded ids that cannot be used: .* or is the identity"):
         challenge([b"i:1", b"i:2"], both)
-
-
-# --- threads ------------------------------------------------------------------------------------
 
 
 def blind(ids: list[bytes]) -> tuple[Points, Points]:

@@ -62,13 +62,10 @@ def with_more_rows(table: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     return pd.concat([earlier, table])
 
 
-# --- columns of a file ----------------------------------------------------------------------------
-
-
 @SUFFIXES
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 10**6))
-def test_the_mean_of_rows_is_what_pandas_computes(
+def test_the_mean_of_rows_is_that_of_pandas(
     tmp_path_factory: pytest.TempPathFactory, suffix: str, seed: int
 ) -> None:
     table = visits(seed)
@@ -145,7 +142,7 @@ def test_a_model_keeps_what_is_text(tmp_path: Path) -> None:
         ("refuse", visits(), "may instead set rows='last', 'mean' or 'sequence'"),
     ],
 )
-def test_what_cannot_be_combined_is_refused(
+def test_rows_that_do_not_combine_are_refused(
     tmp_path: Path, how: str, table: pd.DataFrame, sentence: str
 ) -> None:
     path = saved(table, tmp_path / "a.parquet")
@@ -156,9 +153,6 @@ def test_what_cannot_be_combined_is_refused(
     if not len(table):
         with pytest.raises(ConfigError, match=sentence):
             _ = own(saved(table, tmp_path / "a.csv"), how).ids
-
-
-# --- runs -----------------------------------------------------------------------------------------
 
 
 def repeated(folder: Path) -> tuple[Organisations, Organisations]:
@@ -172,9 +166,7 @@ def repeated(folder: Path) -> tuple[Organisations, Organisations]:
 
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("keys", [{}, {"align": "any"}])
-def test_the_last_rows_train_as_if_there_were_no_others(
-    tmp_path: Path, keys: dict[str, Any]
-) -> None:
+def test_the_last_rows_train_as_if_alone(tmp_path: Path, keys: dict[str, Any]) -> None:
     once, often = repeated(tmp_path)
     keys = {**SHORT, "noise-seed": 0, **keys}
     runs = []
@@ -197,9 +189,6 @@ def test_rows_of_people_make_sequences_for_an_lstm(tmp_path: Path) -> None:
     run = often.run("run", SHORT)
     assert run.parameters("party-1")["layers.0.lstm.weight_ih_l0"].shape == (32, 2)  # signals
     assert len(often.predict("run")) == 120
-
-
-# --- without a common id --------------------------------------------------------------------------
 
 
 @pytest.mark.nightly

@@ -68,31 +68,30 @@ def test_a_parameter_that_config_has_too_is_a_sentence() -> None:
         vertical.fit([[0, 1], [1, 0], [2, 2]], [0, 1, 0])
 
 
-def test_classes_are_parameters_that_clones_share() -> None:
-    x, y = load_breast_cancer(return_X_y=True)
-    vertical = clone(VerticalClassifier(VAFL, epochs=1, bottom_model=towers.plain))
-    assert vertical.bottom_model is towers.plain
-    found = vertical.fit(x, y).model_.summary["config"]
-    assert (found["strategy"], found["bottom-model"]) == ("vafl", "tests.towers:plain")
-
-
 def test_cloning_keeps_parameters_and_fitting_does_not_change_them() -> None:
     x, y = load_breast_cancer(return_X_y=True)
-    vertical = VerticalClassifier("vafl", parties=[[0, 5], [1, 2]], config={"epochs": 1})
+    parties = np.array([[0, 5], [1, 2]])
+    vertical = VerticalClassifier(VAFL, parties=parties, epochs=1, bottom_model=towers.plain)
     before = vertical.get_params()
     again = clone(vertical.fit(x, y))
-    assert again.get_params() == before == vertical.get_params()
-    assert vertical.columns_ == [[0, 5], [1, 2]] and not hasattr(again, "model_")
+    assert again.bottom_model is towers.plain and not hasattr(again, "model_")
+    for one in (again, vertical):
+        assert all(np.array_equal(each, before[name]) for name, each in one.get_params().items())
+    found = vertical.model_.summary["config"]
+    assert (found["strategy"], found["bottom-model"]) == ("vafl", "tests.towers:plain")
+    assert vertical.columns_ == [[0, 5], [1, 2]]
 
 
 def test_classes_keep_their_names_and_equal_states_give_equal_models() -> None:
-    x, y = load_breast_cancer(return_X_y=True)
-    names = np.array(["benign", "malignant"])[y]
-    one, other = (
-        VerticalClassifier(config={"epochs": 2}, random_state=3).fit(x, names) for _ in range(2)
+    x, y = load_breast_cancer(return_X_y=True, as_frame=True)
+    names, vertical = y.map({0: "benign", 1: "malignant"}), VerticalClassifier(random_state=3)
+    of_frame, of_array = (
+        clone(vertical).set_params(epochs=2).fit(*given)
+        for given in ((x, names), (x.to_numpy(), names.to_numpy()))
     )
-    assert set(one.predict(x)) == {"benign", "malignant"}
-    np.testing.assert_array_equal(one.predict_proba(x), other.predict_proba(x))
+    assert set(of_frame.predict(x)) == {"benign", "malignant"}
+    chances = of_frame.predict_proba(x), of_array.predict_proba(x.to_numpy())
+    np.testing.assert_allclose(*chances, atol=1e-6)
 
 
 def test_numbers_are_predicted_in_their_own_units() -> None:
@@ -125,15 +124,6 @@ def test_numbers_are_predicted_in_their_own_units() -> None:
 def test_parties_that_cannot_be_are_a_sentence(parties: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         VerticalClassifier(parties=parties).fit([[0, 1], [1, 0], [2, 2]], [0, 1, 0])
-
-
-def test_columns_may_be_numbered_by_an_array() -> None:
-    x, y = load_breast_cancer(return_X_y=True)
-    vertical = VerticalClassifier(parties=np.array([[0, 5], [1, 2]]), config={"epochs": 1})
-    assert vertical.fit(x, y).columns_ == [[0, 5], [1, 2]]
-
-
-# --- frames -------------------------------------------------------------------------------------
 
 
 def messy() -> tuple[pd.DataFrame, pd.Series]:
@@ -176,14 +166,6 @@ def test_options_decide_over_what_a_frame_gets_by_itself() -> None:
         strict.fit(x, y)
 
 
-def test_a_frame_of_numbers_gives_the_model_of_its_array() -> None:
-    x, y = load_breast_cancer(return_X_y=True, as_frame=True)
-    vertical = VerticalClassifier(epochs=1, random_state=0)
-    of_frame = clone(vertical).fit(x, y).predict_proba(x)
-    of_array = clone(vertical).fit(x.to_numpy(), y.to_numpy()).predict_proba(x.to_numpy())
-    np.testing.assert_allclose(of_frame, of_array, atol=1e-6)
-
-
 @pytest.mark.nightly
 def test_frames_stand_in_cross_validation_searches_and_pipelines() -> None:
     x, y = messy()
@@ -200,17 +182,13 @@ def test_frames_stand_in_cross_validation_searches_and_pipelines() -> None:
     assert set(search.predict(x)) <= {"benign", "malignant"}
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("x_is_frame", [True, False])
-def test_weights_of_classes_are_a_mapping(x_is_frame: bool) -> None:
+def test_weights_of_classes_are_a_mapping() -> None:
     x, y = messy()
-    x = x[["mean radius", "worst texture"]]
-    given = x if x_is_frame else x.to_numpy()
-    weights = {"malignant": 50.0}
-    fitted = VerticalClassifier(class_weights=weights, epochs=2, random_state=0).fit(given, y)
+    x, weights = x[["mean radius", "worst texture"]], {"malignant": 50.0}
+    plain = VerticalClassifier(epochs=2, random_state=0)
+    fitted = clone(plain).set_params(class_weights=weights).fit(x, y)
     assert fitted.model_.summary["config"]["class-weights"] == "1.0,50.0"
-    plain = VerticalClassifier(epochs=2, random_state=0).fit(given, y)
-    many, few = ((each.predict(given) == "malignant").mean() for each in (fitted, plain))
+    many, few = ((each.predict(x) == "malignant").mean() for each in (fitted, plain.fit(x, y)))
     assert many > few
     assert clone(fitted).get_params()["class_weights"] == weights
 

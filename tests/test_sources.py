@@ -49,7 +49,6 @@ def source_of(path: Path, **words: Any) -> Source:
 
 
 def loaded(own: Source, places: Array, train: Array = ALL[:30]) -> tuple[Any, Preparation]:
-    """These rows, and what the training rows have taught."""
     preparation = own.learn(train)
     own.load(places, preparation)
     return own.rows(places, preparation), preparation
@@ -81,7 +80,6 @@ def all_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def mixed(rows: int = 60) -> pd.DataFrame:
-    """A table of all that a column can be."""
     generator = np.random.default_rng(3)
     table = small(rows)
     table["gaps"] = np.where(generator.random(rows) < 0.2, np.nan, 1e9 + np.arange(rows))
@@ -113,7 +111,7 @@ def test_a_large_table_gives_what_it_would_in_memory(
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_columns_prepared_a_few_at_a_time_are_those_prepared_at_once(
+def test_columns_prepared_few_at_a_time_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
     path, words = tmp_path / f"table{suffix}", {"missing": "median", "text": "one-hot"}
@@ -178,7 +176,7 @@ def test_a_label_holder_reads_its_own_large_table_from_disk(
         (1e300, "has numbers that are too large"),
     ],
 )
-def test_what_is_wrong_with_a_large_table_is_said_before_training(
+def test_a_wrong_large_table_is_said_before_training(
     tmp_path: Path, value: Any, sentence: str
 ) -> None:
     organisations = cut(tmp_path, small(), known=1, suffixes=(".csv",))
@@ -194,9 +192,7 @@ def test_what_is_wrong_with_a_large_table_is_said_before_training(
     assert "f2" not in str(error.value) and "zebra" not in str(error.value)
 
 
-def test_rows_that_are_kept_are_read_by_number_and_have_no_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kept_rows_are_read_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     file, rows = RowFile(np.float32, (3, 2)), np.arange(60, dtype=np.float32).reshape(10, 3, 2)
     assert file.append(rows[:4]).tolist() == [0, 1, 2, 3]
@@ -206,7 +202,7 @@ def test_rows_that_are_kept_are_read_by_number_and_have_no_name(
     assert not list((tmp_path / "vfl-flower").iterdir())
 
 
-def test_a_disk_that_refuses_rows_is_a_sentence(
+def test_a_refusing_disk_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_is_large: None
 ) -> None:
     organisations = cut(tmp_path / "files", small())
@@ -281,9 +277,7 @@ def test_a_compressed_csv_file_of_one_long_line_is_refused_before_it_is_read(
     assert most_memory() > 6e6  # the control
 
 
-def test_ids_that_would_fill_the_memory_are_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_ids_are_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress(b"id\n" + b"1\n" * 200_000))
     own = OwnFile(str(path), id="id", party=1)
@@ -294,7 +288,7 @@ def test_ids_that_would_fill_the_memory_are_a_sentence(
     assert len(own._read_ids()) == 200_000  # the control
 
 
-def test_an_archive_that_would_fill_the_memory_is_a_sentence(
+def test_an_archive_that_is_too_large_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "a.npz"
@@ -319,7 +313,7 @@ def folder_of_images(folder: Path, ids: Any) -> Path:
 
 
 @pytest.mark.parametrize("in_folder", [True, False], ids=["folder", "column"])
-def test_images_are_read_by_id_and_scaled_by_the_training_images(
+def test_images_are_read_by_id_and_scaled_by_training_images(
     tmp_path: Path, in_folder: bool
 ) -> None:
     if in_folder:
@@ -359,7 +353,7 @@ def test_images_are_brought_to_one_size_or_refused(tmp_path: Path, own_log: list
     assert rows.shape == (10, 4, 4, 3)
 
 
-def test_an_image_that_cannot_be_read_is_named_in_the_partys_own_log_alone(
+def test_an_unreadable_image_is_named_in_the_partys_log_alone(
     tmp_path: Path, own_log: list[str]
 ) -> None:
     organisations = with_images(tmp_path)
@@ -383,7 +377,6 @@ def saved(image: Image.Image, kind: str, **more: Any) -> bytes:
 
 
 def with_a_chunk(content: bytes, name: bytes, text: bytes) -> bytes:
-    """Insert a compressed chunk after the header of a PNG."""
     chunk = name + b"k\0\0" + zlib.compress(text)
     chunk = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
     return content[:33] + chunk + content[33:]
@@ -452,9 +445,7 @@ def test_an_image_that_would_fill_the_memory_is_refused_before_it_is_decoded(
     assert len(own.learn(np.arange(1)).mean) == 3  # the control: it can be read
 
 
-def test_of_several_images_in_a_file_the_first_is_read_and_a_pipe_is_no_image(
-    tmp_path: Path,
-) -> None:
+def test_the_first_of_several_images_is_read_and_a_pipe_is_no_image(tmp_path: Path) -> None:
     first, other = Image.new("L", (8, 8), 7), Image.new("L", (500, 400))
     path = tmp_path / "a.tiff"
     first.save(path, save_all=True, append_images=[other] * 50)
@@ -550,7 +541,7 @@ def test_texts_become_tokens_of_one_length(tmp_path: Path, tokenizer: str, suffi
         source_of(path, **words).load(np.arange(2), other)
 
 
-def test_a_missing_tokenizer_is_a_sentence(
+def test_no_tokenizer_is_a_sentence(
     tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "notes.csv"
@@ -604,17 +595,6 @@ def test_sequences_may_have_signals(tmp_path: Path) -> None:
     write(pd.DataFrame({ID: range(4), "x": spoilt}), tmp_path / "a.parquet")
     with pytest.raises(ConfigError, match="Party 1's file has a sequence with missing or infinite"):
         loaded(source_of(tmp_path / "a.parquet"), np.arange(4), np.arange(4))
-
-
-def test_a_run_on_sequences_by_an_lstm(tmp_path: Path) -> None:
-    organisations = cut(tmp_path, small(), known=1)
-    table = read(organisations.files[1])
-    values = [[float(each)] * (1 + row % 3) for row, each in enumerate(table["f2"])]
-    organisations.files[1] = tmp_path / "sequences.parquet"
-    write(pd.DataFrame({ID: table[ID], "x": values}), organisations.files[1])
-    change(organisations.files[0], lambda frame: frame.assign(f1=0.0))
-    run = organisations.run("run", {**SHORT, "noise-seed": 0})
-    assert run.parameters("party-1")["layers.0.1.weight"].shape == (8, 3)
 
 
 def test_one_kind_of_data_a_party(tmp_path: Path) -> None:
@@ -679,7 +659,6 @@ def test_an_augmentation_repeats_and_changes_neither_samples_nor_their_shape() -
 
 
 def node_of(words: dict[str, Any], keys: dict[str, Any]) -> Context:
-    """Of one party of two."""
     seat: dict[str, Any] = {"partition-id": 0, "num-partitions": 2, **words}
     return Context(1, 1, seat, RecordDict(), keys)
 
@@ -716,7 +695,6 @@ def test_a_party_names_its_own_augmentation(tmp_path: Path) -> None:
 
 
 def hugging_face(folder: Path, column: str, values: list[Any]) -> str:
-    """A folder of parquet files, with a training and a test part."""
     import datasets
 
     kind = datasets.Image() if isinstance(values[0], bytes) else datasets.Value("string")
@@ -729,7 +707,7 @@ def hugging_face(folder: Path, column: str, values: list[Any]) -> str:
 
 
 @pytest.mark.parametrize("many", [True, False])
-def test_images_of_a_data_set_are_divided_by_columns(
+def test_a_data_set_of_images_is_divided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: bool
 ) -> None:
     if many:

@@ -51,9 +51,6 @@ def test_a_state_has_the_tensor_that_a_module_has_now(how: str) -> None:
     assert (found == 7).all() and found.shape == tuple(model.running_mean.shape)
 
 
-# --- states that are not of the checkpoint --------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run that was cut short, one that was cut before its summary, and another run."""
@@ -72,36 +69,12 @@ def state_of(folder: Path, party: int, before: int = 0) -> Path:
     return folder / f"run-{found.run}-party-{party}-checkpoint-{found.number - before}.state"
 
 
-def deleted(folder: Path, another: Path) -> None:
-    state_of(folder, 0).unlink()
-
-
-def all_deleted(folder: Path, another: Path) -> None:
-    for path in folder.glob("run-*-party-0-*.state"):
-        path.unlink()
-
-
-def put_back(folder: Path, another: Path) -> None:
-    state_of(folder, 0).write_bytes(state_of(folder, 0, 1).read_bytes())
-
-
 def swapped(folder: Path, another: Path) -> None:
     """Of a divided data set, the columns of parties differ in their values alone."""
     first, second = state_of(folder, 0), state_of(folder, 1)
     kept = first.read_bytes()
     first.write_bytes(second.read_bytes())
     second.write_bytes(kept)
-
-
-def of_another_run(folder: Path, another: Path) -> None:
-    """Of the same configuration, data and moment."""
-    state_of(folder, 0).write_bytes(state_of(another, 0).read_bytes())
-
-
-def unmarked(folder: Path, another: Path) -> None:
-    """As an older version wrote it."""
-    path = state_file.read(state_of(folder, 0))
-    files.write_sealed(state_of(folder, 0), state_to_bytes(path))
 
 
 def older_checkpoint(folder: Path, another: Path) -> None:
@@ -112,37 +85,42 @@ def older_checkpoint(folder: Path, another: Path) -> None:
     checkpoint.Checkpoint(**{**vars(found), "number": found.number - 1}).save(folder)
 
 
-def resume(folder: Path) -> None:
-    resumed(folder, 2)
-
-
-def predict(folder: Path) -> None:
-    predict_local({"model": str(folder), "out": str(folder / "said.csv")})
-
-
 def grow(folder: Path) -> None:
     found = checkpoint.load(folder)
     checkpoint.Checkpoint(**{**vars(found), "finished": True}).save(folder)
     run_local(2, {"grow": str(folder), "out": str(folder.with_name("grown"))})
 
 
-HOW = [deleted, all_deleted, put_back, swapped, of_another_run, unmarked, older_checkpoint]
-USES: dict[str, tuple[str, Callable[[Path], None]]] = {
-    "resume": ("cut", resume),
-    "write what it reached": ("finished", resume),
-    "predict": ("finished", predict),
+HOW: dict[str, Callable[[Path, Path], Any]] = {
+    "deleted": lambda run, _: state_of(run, 0).unlink(),
+    "all deleted": lambda run, _: list(map(Path.unlink, run.glob("run-*-party-0-*.state"))),
+    "put back": lambda run, _: shutil.copyfile(state_of(run, 0, 1), state_of(run, 0)),
+    "swapped": swapped,
+    "of the same moment": lambda run, other: shutil.copyfile(state_of(other, 0), state_of(run, 0)),
+    "unmarked": lambda run, _: files.write_sealed(  # as an older version wrote it
+        state_of(run, 0), state_to_bytes(state_file.read(state_of(run, 0)))
+    ),
+    "older checkpoint": older_checkpoint,
+}
+USES: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "resume": ("cut", lambda run: resumed(run, 2)),
+    "write what it reached": ("finished", lambda run: resumed(run, 2)),
+    "predict": (
+        "finished",
+        lambda run: predict_local({"model": f"{run}", "out": f"{run}/said.csv"}),
+    ),
     "grow": ("finished", grow),
 }
 
 
-@pytest.mark.parametrize("how", HOW, ids=[each.__name__ for each in HOW])
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("use", USES)
 def test_a_state_that_is_not_of_the_checkpoint_is_refused(
-    made: dict[str, Path], tmp_path: Path, use: str, how: Callable[[Path, Path], None]
+    made: dict[str, Path], tmp_path: Path, use: str, how: str
 ) -> None:
     name, uses = USES[use]
     folder = Path(shutil.copytree(made[name], tmp_path / "run"))
-    how(folder, made["another"] if name == "cut" else made["cut"])
+    HOW[how](folder, made["another"] if name == "cut" else made["cut"])
     before = {path.name: path.read_bytes() for path in folder.glob("party-*.npz")}
     said = r"Party [01] (does not have checkpoint \d+ of|has the state of checkpoint \d+, not)"
     with pytest.raises(VflError, match=said) as raised:
@@ -160,12 +138,7 @@ def test_states_of_the_checkpoint_are_used(made: dict[str, Path], tmp_path: Path
     uses(Path(shutil.copytree(made[name], tmp_path / "run")))
 
 
-def _alike(tmp_path: Path) -> Path:
-    """Another run, of other data, to its end."""
-    return run_local(2, {**KEYS, "seed": 1, "out": str(tmp_path / "other")}).folder
-
-
-def test_a_party_that_was_away_may_have_the_state_that_it_told_of_and_no_older(
+def test_a_party_that_was_away_has_the_state_that_it_told_of(
     made: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(made["cut"], tmp_path / "run"))
@@ -200,7 +173,7 @@ def checkpoint_of(*parties: tuple[bool, int, int]) -> Any:
         *(((40, 5), (40, 2)), ((40, 5), (40, 6)), ((0, 5), (40, 3)), ((40, 0), (40, 3))),
     ],
 )
-def test_a_state_of_another_exchange_or_checkpoint_is_refused(
+def test_a_state_of_another_moment_is_refused(
     first: tuple[int, int], second: tuple[int, int]
 ) -> None:
     """Party 0 was there at the checkpoint. Party 1 was away, and had told of its checkpoint 3."""
@@ -222,13 +195,8 @@ def test_only_parties_of_the_run_are_there_and_all_unless_some_may_be_missing() 
             check_states(found, [state[party] for party in there], whole)
 
 
-# --- a run id that comes again --------------------------------------------------------------------
-
-
 @pytest.mark.nightly
-def test_a_run_id_that_comes_again_names_no_old_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repeated_id_names_no_old_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both runs keep their states in one folder, as parties on nodes do."""
     monkeypatch.setattr(secrets, "randbits", lambda bits: 7)
     states = [{"states": str(tmp_path / "states")}] * 2
@@ -242,9 +210,6 @@ def test_a_run_id_that_comes_again_names_no_old_state(
         assert finished.summary["failure"] is None
 
 
-# --- folders --------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
     """A folder of this user's in one that a test may open to others."""
@@ -255,7 +220,6 @@ def shared(tmp_path: Path) -> Path:
 
 
 def other_owner(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if another user had made this file or folder."""
     lstat = Path.lstat
 
     def of_other(self: Path) -> os.stat_result:
@@ -269,7 +233,7 @@ def other_owner(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("mode", [0o777, 0o757, 0o775])
 @pytest.mark.parametrize("above", [True, False])
-def test_a_folder_that_others_can_write_to_is_refused(
+def test_a_folder_that_others_write_to_is_refused(
     shared: Path, mode: int, above: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "_is_private", lambda folder, group: False)
@@ -288,9 +252,7 @@ def test_a_folder_that_others_can_write_to_is_refused(
         check_own(shared / "new")
 
 
-def test_a_group_of_this_user_alone_may_write(
-    shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_of_this_user_may_write(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared.parent.chmod(0o775)
     me = pwd.getpwuid(os.geteuid())
     own = (me.pw_name, "x", me.pw_gid)
@@ -319,9 +281,7 @@ def _with_group(group: int) -> Callable[[Path], os.stat_result]:
     return lambda self: os.stat_result([*lstat(self)[:5], group, *lstat(self)[6:]])
 
 
-def test_another_users_folder_and_another_users_link_are_refused(
-    shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links_of_others_are_refused(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = shared.parent / "link"
     link.symlink_to(shared)
     check_own(link / "run")
@@ -366,7 +326,7 @@ def test_a_run_refuses_a_shared_results_folder_and_makes_nothing_there(
     assert main(["predict", str(kept)]) == 0
 
 
-def test_a_party_refuses_a_shared_folder_of_states_and_does_not_name_it(
+def test_a_party_refuses_a_shared_folder_and_names_it_to_none(
     shared: Path, tmp_path: Path, own_log: list[str]
 ) -> None:
     states = [{"states": str(shared)}, {"states": str(tmp_path / "states")}]

@@ -110,7 +110,7 @@ def test_each_member_scales_the_shared_layer_by_its_factors() -> None:
     ],
     ids=str,
 )
-def test_auto_is_tabular_for_tables_and_gradients(
+def test_auto_is_tabular_for_tables(
     keys: dict[str, Any], shape: tuple[int, ...], tabular: bool
 ) -> None:
     model = build_bottom(resolve(keys), 0, torch.zeros(shape), 4)

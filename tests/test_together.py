@@ -41,9 +41,6 @@ def drawn(epsilon: float) -> Claim:
     return Claim(LABELS, epsilon, 0.0, drawn=True)
 
 
-# --- what several runs show ---------------------------------------------------------------------
-
-
 def test_three_runs_show_more_than_one_claims_and_no_more_than_they_claim_together() -> None:
     # A changed label moves a scalar by 2 C / U, here from -1 to 1, in each of the runs.
     trials, generator = 1_000_000, np.random.default_rng(0)
@@ -56,9 +53,6 @@ def test_three_runs_show_more_than_one_claims_and_no_more_than_they_claim_togeth
         shown[runs] = _bound(hits, alarms, trials, DELTA, 0.9999)
     assert 0.5 < shown[1] < 1.0
     assert 1.0 < shown[3] < composed(1.0, 1.0, 1.0)
-
-
-# --- how claims compose -------------------------------------------------------------------------
 
 
 def test_gaussian_runs_compose_to_one_gaussian_mechanism() -> None:
@@ -102,9 +96,6 @@ def test_a_summary_that_claims_nothing_is_in_no_sum(summary: dict[str, Any]) -> 
     assert of_several([summary, {"epsilon": 1.0, "delta": DELTA, "gaussian_mu": 0.1}]) == []
 
 
-# --- what is printed ----------------------------------------------------------------------------
-
-
 @pytest.mark.nightly
 def test_seeds_print_the_epsilon_of_all_runs(tmp_path: Path) -> None:
     keys = {**QUICK, "strategy": "dpzv", "delta": DELTA}
@@ -125,9 +116,7 @@ def test_seeds_print_the_epsilon_of_all_runs(tmp_path: Path) -> None:
     assert f"4 runs together: epsilon {of_four:.3g} at delta 1e-05" in words
 
 
-def test_seeds_of_noise_on_labels_print_what_one_run_prints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seeds_of_noisy_labels_add_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
     keys = {**QUICK, "privacy": "labels", "epsilon": 1.0}
     runs = repeated(run_local, 2, {**keys, "out": str(tmp_path / "out")}, (), 2)
@@ -135,8 +124,6 @@ def test_seeds_of_noise_on_labels_print_what_one_run_prints(
 
 
 class Spending(Crew):
-    """Trials of two runs that each claim an epsilon."""
-
     def outcome(self, *arguments: Any) -> dict[str, Any]:
         return {**super().outcome(*arguments), "claims": [claim(1.0).as_json()] * 2}
 
@@ -157,9 +144,7 @@ def test_a_sweep_prints_the_epsilon_of_all_trials_those_stopped_included(
     assert not swept(tmp_path / "other", 2)["together"]  # where nothing is claimed
 
 
-def test_a_trial_that_was_cut_short_counts_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_cut_short_counts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "write_report", lambda _: None)
     monkeypatch.setattr(Study, "importance", lambda _: {})
 
