@@ -63,7 +63,12 @@ def test_answer_over_a_window_is_its_steps_in_order(
     by_hand = copy.deepcopy(top)
     theirs = build_optimizer(config, by_hand, 0.1)
     ours = build_optimizer(config, top, 0.1)
+    unasked = copy.deepcopy(top)
     rows, losses = by_gradient(top, ours, h, labels, LENGTHS, LENGTHS)
+    given = build_optimizer(config, unasked, 0.1), h, labels, LENGTHS, LENGTHS
+    none, same = by_gradient(unasked, *given, rows_wanted=False)
+    assert none is None and torch.equal(losses, same)
+    assert all(map(torch.equal, top.parameters(), unasked.parameters()))
 
     assert not losses.requires_grad
     expected, before = [], []
@@ -105,20 +110,6 @@ def test_a_step_without_rows_leaves_the_top_model_alone() -> None:
     assert_same_parameters(*tops)
 
 
-def test_gradient_rows_that_are_not_wanted_change_nothing_else() -> None:
-    config = config_of(top_model="mlp")
-    tops = [build_top(config, [SIZE] * PARTIES, 3) for _ in range(2)]
-    h, labels = data()
-    answers = [
-        by_gradient(top, build_optimizer(config, top, 0.1), h, labels, LENGTHS, LENGTHS, wanted)
-        for top, wanted in zip(tops, (True, False), strict=True)
-    ]
-    assert answers[0][0] is not None and answers[1][0] is None
-    assert torch.equal(answers[0][1], answers[1][1])
-    for p, q in zip(tops[0].parameters(), tops[1].parameters(), strict=True):
-        assert torch.equal(p, q)
-
-
 # --- the party ----------------------------------------------------------------------------------
 
 
@@ -156,14 +147,6 @@ def with_data(config: RunConfig, x: Tensor) -> Learner:
     """A party as its estimator sees it, with these training rows."""
     rows = x.numpy()
     return Party(config, 0, PARTIES, 3, FeatureBlock(rows, rows[:0], "")).learner
-
-
-def test_embedding_is_the_forward_pass() -> None:
-    config = config_of(embedding_size=SIZE)
-    model, x, _ = party(config)
-    blocks = FirstOrder(config).embed(with_data(config, x), ORDER, WINDOW)
-    assert blocks.keys() == {"embedding"}
-    torch.testing.assert_close(blocks["embedding"].detach(), model(x).detach())
 
 
 def test_update_from_the_embeddings_at_hand_repeats_no_pass_and_gives_the_same() -> None:
@@ -206,16 +189,3 @@ def test_update_is_the_loop_of_torch_over_two_windows(name: str, keys: dict[str,
                 p.grad = g
             theirs.step()
     assert_same_parameters(model, expected)
-
-
-@pytest.mark.parametrize("kind", ["linear", "mlp", "cnn", "lstm"])
-def test_one_step_is_gradient_descent_for_every_model(kind: str) -> None:
-    config = config_of(bottom_model=kind, bottom_hidden=3)
-    model = build_bottom(config, 0, torch.zeros(4, 4), SIZE)
-    x = torch.randn(ROWS, 4, 4, generator=generator(2))
-    rows = torch.randn(ROWS, SIZE, generator=generator(3))
-    gradients = gradients_at(model, x, rows)
-    before = [p.detach().clone() for p in model.parameters()]
-    descend(model, build_optimizer(config, model, 0.1), x, None, rows, [ROWS], config.training)
-    for p, q, g in zip(model.parameters(), before, gradients, strict=True):
-        torch.testing.assert_close(p.detach(), q - 0.1 * g)

@@ -124,7 +124,7 @@ KINDS: dict[str, dict[str, Any]] = {
         **{"lr-schedule": "cosine", "warm-up": 0.5},
     },
     "schedule, l2, windows": {
-        **{"lr-schedule": "one-cycle", "regulariser-weight": 0.01, "window": 2},
+        **{"lr-schedule": "one-cycle", "regulariser-weight": 0.01, "window": 2}
     },
     # Rounding errors of losses are divided by mu, so one step needs a large mu.
     "one difference a window": {"strategy": "syn-zoo", "window": 1, "mu": 0.1},
@@ -137,14 +137,14 @@ KINDS: dict[str, dict[str, Any]] = {
         **{"optimizer": "momentum", "window": 3},
     },
     "difference of a regulariser": {
-        **{"strategy": "synrevel", "regulariser-weight": 0.01, "window": 1, "mu": 0.1},
+        **{"strategy": "synrevel", "regulariser-weight": 0.01, "window": 1, "mu": 0.1}
     },
     "differences of all at once, masked": {
-        **{"strategy": "syn-zoo", "perturbs": "all", "aggregation": "secure", "combine": "mean"},
+        **{"strategy": "syn-zoo", "perturbs": "all", "aggregation": "secure", "combine": "mean"}
     },
     "differences, qsgd": {"strategy": "cascaded", "codec": "qsgd", "bits": 8, "window": 2},
     "clipped and noisy, windows": {
-        **{"strategy": "dpzv", "batch-size": 32, "window": 2, "mu": 0.1},
+        **{"strategy": "dpzv", "batch-size": 32, "window": 2, "mu": 0.1}
     },
     "Poisson": {"sampling": "poisson", "window": 2},
     "error feedback, qsgd": {"strategy": "ef-vfl", "codec": "qsgd", "bits": 8},

@@ -62,6 +62,7 @@ COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "sync, zeroth-order server": ("split-nn", {**LINEAR, **ZEROTH_SERVER, "party-lr": 0.1}),
     "async, zeroth-order server": ("vafl", {**LINEAR, **ZEROTH_SERVER, "party-lr": 0.1}),
     "zeroth order, no top model": ("cascaded", SUM),
+    "one difference for all": ("synrevel", {**LINEAR, **BOTH, "perturbs": "all", "epochs": 10}),
     "sync, Poisson": ("split-nn", {**LINEAR, **POISSON}),
     "async, Poisson": ("vafl", {**LINEAR, **POISSON}),
     "t-sync, Poisson": ("vafl-t", {**LINEAR, **POISSON}),
