@@ -118,9 +118,9 @@ def test_scalars_over_all_rows_are_composed_gaussian_mechanisms(batch: int) -> N
 
 def test_calibrated_noise_is_that_of_dp_accounting() -> None:
     theirs = calibrate_dp_mechanism(
-        of_dp_accounting, lambda sigma: event(32 / 1437, sigma, 540), 0.1, 1e-4, tol=1e-3
+        of_dp_accounting, lambda sigma: event(32 / 1437, sigma, 100), 0.5, 1e-4, tol=1e-3
     )
-    ours = calibrated(0.1, 1e-4, 32, 1437, 540)
+    ours = calibrated(0.5, 1e-4, 32, 1437, 100)
     assert ours == pytest.approx(theirs, rel=2e-3)
 
 

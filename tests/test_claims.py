@@ -67,7 +67,7 @@ def test_labels_in_memory_are_not_drawn_anew_unsaid(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(RandomisedLabels, "labels", spied)
     generator = np.random.default_rng(0)
-    rows, runs = 2000, 5
+    rows, runs = 2000, 3
     x, y = generator.normal(size=(rows, 4)).astype(np.float32), generator.integers(0, 2, rows)
     votes = np.zeros(rows)
     for _ in range(runs):

@@ -429,7 +429,7 @@ def test_the_first_uploads_are_the_compressed_embeddings_of_the_first_models() -
 
 def test_a_first_upload_of_noisy_embeddings_counts() -> None:
     noisy = {"privacy": "perturbed-embedding", "strategy": "ef-vfl", "dataset": "breast-cancer"}
-    keys = {**ALL_ROWS, **noisy, "epochs": 2}
+    keys = {**ALL_ROWS, **noisy, "epochs": 1, "window": 15}
     counts = [trained(2, {**keys, **more})[0].run.accountant.uploads() for more in ({}, INITIAL)]
     assert counts[1] == counts[0] + 1
 
@@ -470,7 +470,7 @@ def test_a_party_goes_on_in_another_process(
         return client_app.app(message, context)
 
     client: Any = elsewhere
-    keys = {**ALL_ROWS, "dataset": "breast-cancer", "epochs": 2, "window": 4, **keys}
+    keys = {**ALL_ROWS, "dataset": "breast-cancer", "epochs": 1, "window": 4, **keys}
     (one, nodes), (other, nodes_elsewhere) = trained(2, keys), trained(2, keys, client)
     for name, values in one.top_arrays().items():
         np.testing.assert_array_equal(other.top_arrays()[name], values)

@@ -590,7 +590,7 @@ def loss_of_predictions(folder: Path) -> float:
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["split-nn", "cascaded", nightly("centralised")])
 def test_extra_states_live_in_states_copies_and_predictions(strategy: str, tmp_path: Path) -> None:
-    keys = own("Extra", **{"strategy": strategy, "epochs": 3, "validation-fraction": 0.2})
+    keys = own("Extra", **{"strategy": strategy, "validation-fraction": 0.2})
     for client in (None, FORGETFUL) if strategy != "centralised" else (None,):
         out = {"out": str(tmp_path / ("one" if client is None else "other"))}
         finished = run_local(2, {**keys, **out}, **({"client": client} if client else {}))
