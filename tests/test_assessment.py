@@ -102,13 +102,6 @@ def test_figures_and_curves_of_two_classes_equal_scikit_learns(rows: int, ties: 
     assert curves["lift"]["y"] == pytest.approx(np.diff(gain, prepend=0) * 10, abs=NEAR)
 
 
-def test_lift_is_the_share_of_positives_in_a_tenth_over_that_in_all_rows() -> None:
-    chance, true = drawn(two, 1000)
-    ranked = true[np.argsort(-chance)].reshape(10, 100).mean(1) / true.mean()
-    _, curves = two_classes.assessed(chance, true, 0.5)
-    assert curves["lift"]["y"] == pytest.approx(ranked, abs=NEAR)
-
-
 def test_figures_of_several_classes_equal_scikit_learns() -> None:
     chance, true = drawn(four, 3000)
     said = chance.argmax(1)

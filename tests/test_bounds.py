@@ -425,7 +425,7 @@ def expressions() -> Iterator[re.Pattern[str]]:
                 yield re.compile(str(call.args[0].value), sum(getattr(re, one) for one in flags))
 
 
-def slowest(pattern: re.Pattern[str], pumped: list[str] = PUMPED, letters: int = 20_000) -> float:
+def slowest(pattern: re.Pattern[str], pumped: list[str] = PUMPED, letters: int = 10_000) -> float:
     """Return the longest time that an expression takes for a long text, in seconds."""
     took, letters = [], 250 if "_party" in pattern.pattern else letters  # that one reads file names
     for each in pumped:
@@ -440,8 +440,8 @@ def test_no_regular_expression_takes_long_for_a_text_of_another_side() -> None:
     found = {each.pattern: each for each in expressions()}
     slow = {text: slowest(each) for text, each in found.items() if not text.startswith(APART)}
     assert 20 < len(slow) == len(found) - len(APART)
-    assert max(slow.values()) < 0.1, max(slow, key=slow.__getitem__)
-    assert slowest(re.compile(r"([^\s|]*@[^\s|]*)"), ["a"]) > 0.1  # the control
+    assert max(slow.values()) < 0.05, max(slow, key=slow.__getitem__)
+    assert slowest(re.compile(r"([^\s|]*@[^\s|]*)"), ["a"]) > 0.05  # the control
 
 
 @pytest.mark.parametrize("name", ["_DATE", "_DECIMAL_COMMA", "_THOUSANDS"])
@@ -453,4 +453,4 @@ def test_no_cell_of_a_table_takes_a_regular_expression_long(name: str) -> None:
     for each in cells:
         pattern.fullmatch((each * 20_000)[:20_000] + "\0")
     assert process_time() - begun < 0.1
-    assert slowest(pattern, [" "], 5000) > 0.1  # the control: as a search it would
+    assert slowest(pattern, [" "], 4000) > 0.05  # the control: as a search it would

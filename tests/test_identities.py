@@ -227,16 +227,6 @@ def test_ef_vfl_without_compression_is_split_nn_bit_for_bit(
     assert one.summary["bytes_up"] == other.summary["bytes_up"]
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("labels", ["private", "shared"])
-def test_with_and_without_error_feedback_the_first_upload_of_a_row_is_the_same(
-    run: Start, labels: str
-) -> None:
-    one, other = (
-        run(2, {"strategy": strategy, "epochs": 1, "labels": labels, "optimizer": "sgd"})
-        for strategy in ("ef-vfl", "cvfl")
-    )
-    same_models(one, other, parties=2)
 
 
 RATES = {"party-lr": 0.2, "server-lr": 0.2, "noise-seed": 0}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from strategies.reference import asyrevel, cascaded, dpzv, ef_vfl, split_nn, vafl
-from tests.conftest import ALL_ROWS, trained
+from tests.conftest import ALL_ROWS, nightly, trained
 from tests.pairwise import cases
 from vfl_flower.config.options import CodecConfig
 from vfl_flower.data.at_label_holder import load_labels
@@ -74,7 +74,7 @@ class Recorded:
         return [group[0] for group in self.groups]
 
 
-@pytest.fixture(params=["shuffle", "replacement"])
+@pytest.fixture(params=["shuffle", nightly("replacement")])
 def play(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Callable[..., Recorded]:

@@ -206,17 +206,6 @@ def test_garbage_collection_is_rare_until_a_run_of_many_parties_ends(keys: dict[
         assert (gc.get_threshold(), gc.get_freeze_count()) == before
 
 
-def test_few_parties_are_computed_one_by_one_and_so_bit_for_bit_as_elsewhere(
-    run: Start, keys: dict[str, Any], stacks: list[int]
-) -> None:
-    few = FEWEST - 1
-    together, apart = run(few, keys), run(few, keys, one_by_one)  # type: ignore[arg-type]
-    for party in range(few):
-        for name, array in apart.parameters(f"party-{party}").items():
-            np.testing.assert_array_equal(together.parameters(f"party-{party}")[name], array)
-    assert not stacks
-
-
 @pytest.mark.parametrize("kind", ["gaussian", "sphere", "scaled-sphere"])
 def test_each_party_of_a_stack_has_the_directions_that_it_has_alone(kind: str) -> None:
     config = EstimatorConfig(directions=kind)

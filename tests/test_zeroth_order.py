@@ -577,26 +577,6 @@ def test_a_joint_difference_needs_a_synchronous_system_of_zeroth_order(
 # --- what is sent -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("differences", "names", "kept"),
-    [
-        ("one-sided", ("perturbed", "embedding"), [2.0, 4.0]),
-        ("two-sided", ("plus", "minus"), [1.5, 3.0]),
-    ],
-)
-def test_what_a_pair_is_called_and_brings_to_the_table(
-    differences: str, names: tuple[str, str], kept: list[float]
-) -> None:
-    config = config_of(differences=differences, embedding_size=2)
-    estimator, table, window = ZerothOrder(config), torch.zeros(1, 2), window_of([1])
-    assert estimator.block_names() == names
-    pair = np.array([[1.0, 2.0]], np.float32), np.array([[2.0, 4.0]], np.float32)
-    sent = dict(zip(names, pair, strict=True))
-    reading = estimator.read(estimator.uplinks(table).decode(sent, window), window)
-    assert reading.fresh.tolist() == [kept]
-    assert [each.tolist() for each in reading.embeddings] == [each.tolist() for each in pair]
-
-
 @both_differences
 def test_a_lossy_codec_keeps_what_tells_a_pair_apart(differences: str) -> None:
     config = config_of(differences=differences, codec="top-k", keep=1.0, mu=1e-3)
