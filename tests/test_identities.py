@@ -227,8 +227,6 @@ def test_ef_vfl_without_compression_is_split_nn_bit_for_bit(
     assert one.summary["bytes_up"] == other.summary["bytes_up"]
 
 
-
-
 RATES = {"party-lr": 0.2, "server-lr": 0.2, "noise-seed": 0}
 
 
