@@ -51,8 +51,8 @@ DPZV = {
     **{"strategy": "dpzv", "dataset": "breast-cancer", "batch-size": 64, "window": 8},
     **{"bottom-model": "mlp", "top-model": "mlp"},
 }
-SECRET = {"sampling": "poisson", "calibration": "secret"}
-PAPER = {"sampling": "poisson", "calibration": "paper"}
+SECRET: dict[str, Any] = {"sampling": "poisson", "calibration": "secret"}
+PAPER: dict[str, Any] = {"sampling": "poisson", "calibration": "paper"}
 ROWS, STEPS = 455, 8  # of breast-cancer, in mini-batches of 64; the last has 7
 
 
@@ -556,7 +556,8 @@ def test_a_run_stops_at_the_last_whole_pass_that_its_budget_allows(
 @pytest.mark.nightly
 @pytest.mark.parametrize("top", [True, False])
 def test_noise_for_secret_batches_is_calibrated_to_scalars_and_top_model(top: bool) -> None:
-    steps, budget = 2 * 3 * STEPS, {"epsilon": 0.5, "delta": 1e-3}
+    steps = 2 * 3 * STEPS
+    budget: dict[str, Any] = {"epsilon": 0.5, "delta": 1e-3}
     _, counted = scalar_log(**SECRET, **budget)
     assert counted.steps_allowed(steps, 3, 1, top) == steps
     # Two releases over one sample are as one of less noise.
@@ -589,7 +590,7 @@ def test_scalar_noise_is_scaled_by_the_rows_where_more_are_asked_for(
 ) -> None:
     found = []
     for batch in (ROWS, 100 * ROWS):
-        budget = {"batch_size": batch, "epochs": 3, "epsilon": 2.0, "delta": 1e-3}
+        budget: dict[str, Any] = {"batch_size": batch, "epochs": 3, "epsilon": 2.0, "delta": 1e-3}
         log, counted = scalar_log(**kind, **budget, **more)
         sampling = sampling_of(counted.config, ROWS)
         assert sampling.divisors(np.array([ROWS], np.int32)).tolist() == [ROWS]
