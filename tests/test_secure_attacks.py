@@ -82,6 +82,13 @@ def test_the_sum_is_that_of_the_embeddings(parties: Parties) -> None:
         total([uploads[0], uploads[1]])
 
 
+def test_who_has_all_other_parties_has_the_last(parties: Parties) -> None:
+    """No sum hides this: a party that colludes with the label holder gives its embeddings away."""
+    uploads = parties.evaluated()
+    others = parties.embeddings(1) + parties.embeddings(2)
+    np.testing.assert_allclose(total(uploads) - others, parties.embeddings(0), atol=2e-5)
+
+
 # --- keys ---------------------------------------------------------------------------------------
 
 
