@@ -1,7 +1,6 @@
-"""The cost of Gaussian releases agrees with dp-accounting and with Flower's accountant."""
+"""The cost of Gaussian releases agrees with dp-accounting."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,16 +14,10 @@ from dp_accounting import (
     calibrate_dp_mechanism,
 )
 from dp_accounting.pld import PLDAccountant
-from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
-from flwr.serverapp import GaussianPrivacyEvent, PrivacyConfig, RdpAccountant, SamplingMethod
-from flwr.serverapp import NeighboringRelation as Relation
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.stats import norm
 
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.protocol.batches import expected_rows
-from vfl_flower.protocol.privacy import gaussian
 from vfl_flower.protocol.privacy.accountant import delta_of
 from vfl_flower.protocol.privacy.gaussian import (
     calibrated,
@@ -71,15 +64,6 @@ def test_known_releases_are_one_gaussian_mechanism(multiplier: float, count: int
     assert mu_of(spent, DELTA) == pytest.approx(mu, rel=1e-6)
 
 
-def test_known_releases_spend_less_than_by_renyi_divergences_and_not_much() -> None:
-    config = PrivacyConfig(
-        DELTA, 1000, Relation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION, None
-    )
-    bound = RdpAccountant(config)
-    bound.compose(GaussianPrivacyEvent(0.8, 50, 1000), 34)
-    assert 0.8 < epsilon_of(mu_of_releases(0.8, 34), DELTA) / bound.get_epsilon(DELTA) <= 1
-
-
 def test_nothing_released_is_nothing_spent() -> None:
     assert epsilon_of(mu_of_releases(1.0, 0), DELTA) == 0.0
     assert epsilon_of_samples(1.0, 50, 1000, 0, DELTA) == 0.0
@@ -123,64 +107,10 @@ def test_scalars_over_all_rows_are_composed_gaussian_mechanisms(batch: int) -> N
 
 def test_calibrated_noise_is_that_of_dp_accounting() -> None:
     theirs = calibrate_dp_mechanism(
-        of_dp_accounting, lambda sigma: event(32 / 1437, sigma, 540), 0.1, 1e-4, tol=1e-3
+        of_dp_accounting, lambda sigma: event(32 / 1437, sigma, 100), 0.5, 1e-4, tol=1e-3
     )
-    ours = calibrated(0.1, 1e-4, 32, 1437, 540)
+    ours = calibrated(0.5, 1e-4, 32, 1437, 100)
     assert ours == pytest.approx(theirs, rel=2e-3)
-
-
-Density = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-
-
-def in_sample(rate: float, multiplier: float, adds: float) -> Density:
-    """Return the density of a release that contains a record by chance, which then adds this."""
-
-    def density(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        drawn: NDArray[np.float64] = norm.pdf(x, scale=multiplier)
-        shifted: NDArray[np.float64] = norm.pdf(x, adds, multiplier)
-        return (1 - rate) * drawn + rate * shifted
-
-    return density
-
-
-def composed(one: Density, other: Density, multiplier: float, steps: int, delta: float) -> float:
-    """Epsilon at delta of so many releases, by adding up losses numerically."""
-    width, half = 2e-4, 2**18
-    x = np.linspace(-14 * multiplier, 14 * multiplier, 200_001)
-    mass = one(x) / one(x).sum()
-    places = np.rint((np.log(one(x)) - np.log(other(x))) / width).astype(int)
-    losses = np.bincount(places.clip(-half, half - 1) + half, mass, 2 * half)
-    all_losses = np.fft.ifft(np.fft.fft(np.fft.ifftshift(losses)) ** steps).real
-    chances, values = np.fft.fftshift(all_losses).clip(0), width * np.arange(-half, half)
-
-    def excess(eps: float) -> float:
-        above = values > eps
-        return float((chances[above] * -np.expm1(eps - values[above])).sum()) - delta
-
-    return float(brentq(excess, 0, 20))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("eps", "rows", "batch", "steps"), [(1.0, 2000, 32, 100), (4.0, 2000, 32, 630), (2.0, 90, 9, 9)]
-)
-def test_noise_for_secret_batches_holds_for_a_label_that_is_changed(
-    eps: float, rows: int, batch: int, steps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def spent() -> float:
-        multiplier = calibrated(eps, DELTA, batch, rows, steps)
-        worlds = [in_sample(batch / rows, multiplier, adds) for adds in (1.0, -1.0)]
-        return composed(worlds[0], worlds[1], multiplier, steps, DELTA)
-
-    assert 0.99 * eps < spent() <= eps
-
-    def of_added(*of: float) -> Any:
-        return from_gaussian_mechanism(
-            of[0], value_discretization_interval=of[2], sampling_prob=of[1]
-        )
-
-    monkeypatch.setattr(gaussian, "_losses", of_added)  # the control: a record added or removed
-    assert spent() > 1.2 * eps
 
 
 def divergence(a: complex, b: complex, eps: float, rate: float, multiplier: float) -> float:
@@ -217,10 +147,7 @@ def test_most_steps_is_the_most_that_fit(eps: float, multiplier: float) -> None:
     spent = [epsilon_of_scalars(config, 1000, multiplier, steps + more) for more in (0, 1)]
     assert spent[0] <= eps < spent[1]
     assert most_steps(eps, 1e-3, multiplier, 50, 1000, steps // 2) == steps // 2
-
-
-def test_without_noise_no_step_fits() -> None:
-    assert most_steps(1.0, 1e-3, 0.0, 50, 1000, 10) == 0
+    assert most_steps(eps, 1e-3, 0.0, 50, 1000, 10) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Figures of a model equal scikit-learn's, and 95 % intervals have the figure 95 % of the time."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,6 @@ from scipy.stats import binomtest, spearmanr
 from sklearn import metrics
 from sklearn.calibration import calibration_curve
 
-from tests.conftest import nightly
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options.data import AssessmentConfig, Rule
 from vfl_flower.data.bins import MISSING, segments
@@ -102,13 +100,6 @@ def test_figures_and_curves_of_two_classes_equal_scikit_learns(rows: int, ties: 
     gain = np.interp(np.arange(1, 11) / 10, share, true_rate)
     assert curves["gain"]["y"] == pytest.approx(gain, abs=NEAR)
     assert curves["lift"]["y"] == pytest.approx(np.diff(gain, prepend=0) * 10, abs=NEAR)
-
-
-def test_lift_is_the_share_of_positives_in_a_tenth_over_that_in_all_rows() -> None:
-    chance, true = drawn(two, 1000)
-    ranked = true[np.argsort(-chance)].reshape(10, 100).mean(1) / true.mean()
-    _, curves = two_classes.assessed(chance, true, 0.5)
-    assert curves["lift"]["y"] == pytest.approx(ranked, abs=NEAR)
 
 
 def test_figures_of_several_classes_equal_scikit_learns() -> None:
@@ -220,15 +211,6 @@ def test_intervals_of_95_percent_have_the_figure_about_95_percent_of_the_time(na
     assert np.mean(list(of_half.values())) < 0.75, of_half  # the control
 
 
-@nightly
-@pytest.mark.parametrize("rows", [200, 2000])
-@pytest.mark.parametrize("name", COVERED)
-def test_intervals_have_the_figure_95_percent_of_the_time(name: str, rows: int) -> None:
-    figures, draw, _, _ = COVERED[name]
-    hits, _ = covered(figures, draw, rows, 600)
-    assert min(hits.values()) > 0.91, hits
-
-
 def test_a_calibrated_model_may_have_no_calibration_error() -> None:
     generator, lows = np.random.default_rng(3), []
     for _ in range(25):
@@ -237,14 +219,6 @@ def test_a_calibrated_model_may_have_no_calibration_error() -> None:
         lows.append(found["low"])
         assert found["value"] > 0.01
     assert np.mean(np.array(lows) == 0) >= 0.9
-
-
-@nightly
-def test_a_million_rows_take_seconds() -> None:
-    chance, true = drawn(two, 10**6)
-    began = time.process_time()
-    two_classes.assessed(chance, true, 0.4)
-    assert time.process_time() - began < 20
 
 
 # --- threshold ----------------------------------------------------------------------------------

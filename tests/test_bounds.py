@@ -45,7 +45,6 @@ from vfl_flower.transport.wire import (
     said,
     to_failure,
     to_message,
-    to_reply,
 )
 
 # --- one upload ---------------------------------------------------------------------------------
@@ -135,20 +134,14 @@ def test_what_is_bounded_passes(rows: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [1.0001e6, -2e6, math.inf, -math.inf, math.nan])
-def test_what_is_not_bounded_is_refused(value: float) -> None:
-    rows = np.zeros((2, 3), np.float32)
-    rows[1, 2] = value
-    for each in (rows, torch.from_numpy(rows)):
-        with pytest.raises(VflError, match=r"'h' has values beyond 1,000,000.*Lower the learning"):
-            messages.bounded("h", each)
-
-
-@pytest.mark.parametrize("value", [1.0001e6, -2e6, math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_one_pass_finds_what_two_checks_would_refuse(value: float, dtype: str) -> None:
+def test_what_is_not_bounded_is_refused(value: float, dtype: str) -> None:
     rows = np.zeros((4, 6), dtype)[:, 1:4]  # a block of columns, as in an answer
     with np.errstate(over="ignore"):
         rows[1, 2] = value
+    for each in (rows, torch.from_numpy(rows)):
+        with pytest.raises(VflError, match=r"'h' has values beyond 1,000,000.*Lower the learning"):
+            messages.bounded("h", each)
     finite = bool(np.isfinite(rows).all())
     said = "beyond 1,000,000" if finite else "not finite"
     with pytest.raises(VflError, match=f"'h' has values .*{said}"):
@@ -400,15 +393,6 @@ def test_a_party_s_cause_is_no_part_of_the_page_or_the_log(run: Start, tmp_path:
     assert "<script>alert('1')</script> $\\frac$ xxx" in page.text
 
 
-def test_replies_that_are_as_they_should_be_pass() -> None:
-    arrays = {"embedding": np.ones((2, 3))}
-    upload = messages.Upload(party=1, exchange=1, peak_memory_mb=5e3, arrays=arrays)
-    begin_task()
-    reply = to_reply(upload, to_message(messages.EvaluateOrder(exchange=1), 2, 60))
-    found = read_reply(reply, messages.Upload, 200)
-    assert found.peak_memory_mb == 5e3 and found.nbytes == 48
-
-
 # --- regular expressions ------------------------------------------------------------------------
 
 PUMPED = [
@@ -441,7 +425,7 @@ def expressions() -> Iterator[re.Pattern[str]]:
                 yield re.compile(str(call.args[0].value), sum(getattr(re, one) for one in flags))
 
 
-def slowest(pattern: re.Pattern[str], pumped: list[str] = PUMPED, letters: int = 20_000) -> float:
+def slowest(pattern: re.Pattern[str], pumped: list[str] = PUMPED, letters: int = 10_000) -> float:
     """Return the longest time that an expression takes for a long text, in seconds."""
     took, letters = [], 250 if "_party" in pattern.pattern else letters  # that one reads file names
     for each in pumped:
@@ -456,8 +440,8 @@ def test_no_regular_expression_takes_long_for_a_text_of_another_side() -> None:
     found = {each.pattern: each for each in expressions()}
     slow = {text: slowest(each) for text, each in found.items() if not text.startswith(APART)}
     assert 20 < len(slow) == len(found) - len(APART)
-    assert max(slow.values()) < 0.1, max(slow, key=slow.__getitem__)
-    assert slowest(re.compile(r"([^\s|]*@[^\s|]*)"), ["a"]) > 0.1  # the control
+    assert max(slow.values()) < 0.05, max(slow, key=slow.__getitem__)
+    assert slowest(re.compile(r"([^\s|]*@[^\s|]*)"), ["a"]) > 0.05  # the control
 
 
 @pytest.mark.parametrize("name", ["_DATE", "_DECIMAL_COMMA", "_THOUSANDS"])
@@ -469,4 +453,4 @@ def test_no_cell_of_a_table_takes_a_regular_expression_long(name: str) -> None:
     for each in cells:
         pattern.fullmatch((each * 20_000)[:20_000] + "\0")
     assert process_time() - begun < 0.1
-    assert slowest(pattern, [" "], 5000) > 0.1  # the control: as a search it would
+    assert slowest(pattern, [" "], 4000) > 0.05  # the control: as a search it would

@@ -239,14 +239,6 @@ def test_a_run_in_two_bytes_takes_half_of_them_and_learns_the_same(
     assert rounded.summary["test_loss"] != exact.summary["test_loss"]
 
 
-@pytest.mark.parametrize("strategy", ["cascaded", "dpzv"])
-def test_differences_survive_in_two_bytes(run: Start, strategy: str) -> None:
-    keys = {"dataset": "breast-cancer", "strategy": strategy, "epochs": 1, "noise-seed": 0}
-    keys |= {"noise-multiplier": 0.0} if strategy == "dpzv" else {}
-    exact, rounded = run(2, keys), run(2, {**keys, "codec": "float16"})
-    assert rounded.summary["test_loss"] == pytest.approx(exact.summary["test_loss"], rel=0.02)
-
-
 # --- bits ---------------------------------------------------------------------------------------
 
 PLACES = st.integers(1, 2**20).flatmap(
@@ -266,30 +258,6 @@ def test_places_round_trip_in_few_bits(drawn: tuple[int, set[int]]) -> None:
     reader.finish()
     few = min(len(places), total - len(places))
     assert len(bits) <= min(total, few * (2 + math.log2(total / few))) if few else len(bits) == 0
-
-
-WIDTHS = st.integers(0, 24).flatmap(
-    lambda width: st.tuples(st.just(width), st.lists(st.integers(0, 2**width - 1)))
-)
-
-
-@given(WIDTHS)
-def test_numbers_round_trip_in_their_width(drawn: tuple[int, list[int]]) -> None:
-    width, numbers = drawn
-    bits = number_bits(np.array(numbers, np.int64), width)
-    assert len(bits) == width * len(numbers)
-    reader = BitReader("n", {"n": np.packbits(bits)})
-    assert reader.numbers(len(numbers), width).tolist() == numbers
-    reader.finish()
-
-
-@pytest.mark.parametrize("keep", [0.1, 0.01])
-def test_bytes_of_a_large_block_through_top_k(keep: float) -> None:
-    d = 60_000 * 16
-    k = int(keep * d)
-    arrays = top_k(keep).encode("h", normal(60_000, 16), np.array([d]), "key")
-    exponent, padding = 1, 1
-    assert nbytes(arrays) <= 2 * k + k * (2 + math.log2(1 / keep)) / 8 + exponent + padding
 
 
 @pytest.mark.parametrize("bits", [4, 2, 1])

@@ -315,7 +315,7 @@ class Exchange:
 
 def systems(number: int) -> list[dict[str, Any]]:
     """Those to try; for a share, a few."""
-    return [{**BASE, **keys} for keys in (SYSTEMS if number > 1000 else SYSTEMS[::3])]
+    return [{**BASE, **keys} for keys in (SYSTEMS if number > 1000 else SYSTEMS[::5])]
 
 
 def exchanges(number: int) -> Iterator[Exchange]:

@@ -202,13 +202,6 @@ def test_schedules_end_with_the_run_whoever_waits_for_whom(
     assert max(seen) > 0.12
 
 
-@pytest.mark.nightly
-def test_vafl_t_with_all_parties_is_split_nn_bit_for_bit(run: Start) -> None:
-    one = run(4, {"strategy": "split-nn", "epochs": 3})
-    other = run(4, {"strategy": "vafl-t", "quorum": 4, "epochs": 3})
-    same_models(one, other)
-
-
 @pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "keys",
@@ -234,40 +227,25 @@ def test_ef_vfl_without_compression_is_split_nn_bit_for_bit(
     assert one.summary["bytes_up"] == other.summary["bytes_up"]
 
 
+RATES = {"party-lr": 0.2, "server-lr": 0.2, "noise-seed": 0}
+
+
 @pytest.mark.one_by_day
-@pytest.mark.parametrize("labels", ["private", "shared"])
-def test_with_and_without_error_feedback_the_first_upload_of_a_row_is_the_same(
-    run: Start, labels: str
+@pytest.mark.parametrize(
+    ("parties", "keys", "like"),
+    [
+        (1, {"strategy": "vafl", **RATES}, {**RATES}),
+        (4, {"strategy": "vafl-t", "quorum": 4, "epochs": 3}, {"strategy": "split-nn"}),
+        (3, {"strategy": "asyrevel", "quorum": 3, "noise-seed": 0}, {"strategy": "synrevel"}),
+    ],
+    ids=str,
+)
+def test_who_waits_for_all_is_synchronous_bit_for_bit(
+    run: Start, parties: int, keys: dict[str, Any], like: dict[str, Any]
 ) -> None:
-    one, other = (
-        run(2, {"strategy": strategy, "epochs": 1, "labels": labels, "optimizer": "sgd"})
-        for strategy in ("ef-vfl", "cvfl")
-    )
-    same_models(one, other, parties=2)
-
-
-@pytest.mark.nightly
-def test_keeping_everything_is_split_nn_up_to_the_rounding_of_what_is_sent(run: Start) -> None:
-    smooth = {"bottom-model": "linear", "embedding-activation": "tanh", "top-model": "linear"}
-    smooth["optimizer"] = "sgd"
-
-    def reached(**keys: Any) -> NDArray[Any]:
-        finished = run(2, {"epochs": 2, **smooth, **keys})
-        names = ["top", "party-0", "party-1"]
-        arrays = [each for name in names for each in finished.parameters(name).values()]
-        return np.concatenate([each.ravel() for each in arrays])
-
-    start, split = reached(**{"party-lr": 0.0, "server-lr": 0.0}), reached()
-    direct, feedback = (reached(strategy=name, keep=1.0) for name in ("cvfl", "ef-vfl"))
-    movement = np.linalg.norm(split - start)
-    for one, other in ((split, direct), (split, feedback), (direct, feedback)):
-        assert 0 < np.linalg.norm(one - other) < 2.0**-11 * movement
-
-
-def test_vafl_with_one_party_is_split_nn_bit_for_bit(run: Start) -> None:
-    rates = {"party-lr": 0.2, "server-lr": 0.2, "epochs": 2}
-    one, other = run(1, {"strategy": "vafl", **rates}), run(1, rates)
-    same_models(one, other, parties=1)
+    keys = {"epochs": 1, **keys}
+    rest = {key: value for key, value in keys.items() if key not in ("strategy", "quorum")}
+    same_models(run(parties, keys), run(parties, {**rest, **like}), parties)
 
 
 @pytest.mark.one_by_day
@@ -307,14 +285,6 @@ def test_without_a_noise_seed_no_run_can_be_repeated(run: Start, strategy: str) 
     one, other = (run(2, keys).parameters("party-1") for _ in range(2))
     for name, values in one.items():
         assert (values != other[name]).any()
-
-
-@pytest.mark.nightly
-def test_synrevel_is_asyrevel_that_waits_for_all_bit_for_bit(run: Start) -> None:
-    keys = {"epochs": 1, "noise-seed": 0, "window": 5}
-    one = run(3, {**keys, "strategy": "asyrevel", "quorum": 3})
-    other = run(3, {**keys, "strategy": "synrevel"})
-    same_models(one, other, parties=3)
 
 
 # --- identity 6 ---------------------------------------------------------------------------------
@@ -399,8 +369,8 @@ def test_frozen_is_split_nn_without_party_learning(run: Start) -> None:
 
 
 def test_joined_is_the_ceiling_that_split_nn_reaches(run: Start) -> None:
-    keys = {"dataset": "breast-cancer", "epochs": 2, **ONE_CYCLE}
-    joined, split = run(4, {"strategy": "centralised", **keys}), run(4, keys)
+    keys = {"dataset": "breast-cancer", "epochs": 1, **ONE_CYCLE}
+    joined, split = run(2, {"strategy": "centralised", **keys}), run(2, keys)
     assert joined.summary["bytes_up"] == joined.summary["exchanges"] == 0
     assert joined.summary["test_loss"] == pytest.approx(split.summary["test_loss"], abs=1e-5)
 

@@ -98,13 +98,6 @@ def test_a_number_gets_laplace_noise_of_its_range_over_epsilon(epsilon: float) -
     assert labels.mean == 5 and labels.deviation == pytest.approx(20 / math.sqrt(12))
 
 
-def test_test_labels_are_as_they_were() -> None:
-    labels = load_labels(config_of())
-    noisy, _ = drawn(labels)
-    assert np.array_equal(noisy.test, labels.test)
-    assert 0.6 < (noisy.train != labels.train).mean() < 0.9  # of ten classes, at epsilon 1
-
-
 # --- that it is drawn once ----------------------------------------------------------------------
 
 
@@ -113,6 +106,8 @@ def test_every_run_on_the_same_labels_has_the_same_noise() -> None:
     first, spent = drawn(labels)
     again, then = drawn(labels)
     assert np.array_equal(first.train, again.train) and spent == then == 1.0
+    assert np.array_equal(first.test, labels.test)
+    assert 0.6 < (first.train != labels.train).mean() < 0.9  # of ten classes, at epsilon 1
     # A part of them, by another test-fraction: those in both have one label.
     other = load_labels(config_of(test_fraction=0.5))
     part, spent = drawn(other, {**NOISY, "test-fraction": 0.5})

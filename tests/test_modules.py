@@ -152,22 +152,6 @@ def test_a_process_that_has_forgotten_all_repeats_what_was_random(name: str, run
 # --- what is kept -------------------------------------------------------------------------------
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "name", ["momentum, windows", nightly("two-sided pairs"), nightly("a top model by pairs")]
-)
-def test_a_run_that_is_cut_short_goes_on_with_its_statistics(name: str, tmp_path: Path) -> None:
-    keys = own("Normal", **{"model-args": "drop=0.3", "checkpoint-every": 4, **SYSTEMS[name]})
-    whole = run_local(2, {**keys, "out": str(tmp_path / "whole")})
-    folder = interrupted(tmp_path / "cut", keys, after=1, parties=2)
-    assert_equal_runs(whole, resumed(folder, parties=2), parties=2)
-    files = [predict_local({"model": str(run)}) for run in (whole.folder, folder)]
-    one, other = (pd.read_csv(file) for file in files)
-    pd.testing.assert_frame_equal(one, other)
-    expected = json.loads(files[0].with_suffix(".json").read_text())
-    assert expected["loss"] == pytest.approx(whole.summary["test_loss"], abs=1e-6)
-
-
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["split-nn", "cascaded", nightly("vafl")])
 def test_parameters_that_are_frozen_stay_and_are_kept(strategy: str, run: Start) -> None:
@@ -517,19 +501,14 @@ def test_rows_that_come_together_do_not_change_each_other_s_outputs(name: str, m
         try_out(name)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_rounding_by_the_number_of_rows_is_no_mixing(precision: str) -> None:
-    try_out("plain", precision=precision)
-
-
 TAKEN = [("Stateful", how) for how in ("buffer", "integers", "numpy", "python")]
-TAKEN += [(name, "") for name in ("Extra", "Averaged", "Normal", "Half", "lazy")]
+TAKEN += [(name, "") for name in ("Extra", "Averaged", "Normal", "Half", "lazy", "plain")]
 
 
 @pytest.mark.parametrize(("name", "how"), TAKEN)
 def test_a_module_that_is_its_state_dict_is_taken(name: str, how: str) -> None:
-    """The control: also with extra states, and lazy, tied and averaged layers."""
-    try_out(name, how)
+    """The control: also with extra states, lazy, tied and averaged layers, and rounding."""
+    try_out(name, how, **({"precision": "bfloat16"} if name == "plain" else {}))
 
 
 def test_an_extra_state_that_nobody_can_save_is_refused() -> None:
@@ -590,7 +569,7 @@ def loss_of_predictions(folder: Path) -> float:
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["split-nn", "cascaded", nightly("centralised")])
 def test_extra_states_live_in_states_copies_and_predictions(strategy: str, tmp_path: Path) -> None:
-    keys = own("Extra", **{"strategy": strategy, "epochs": 3, "validation-fraction": 0.2})
+    keys = own("Extra", **{"strategy": strategy, "validation-fraction": 0.2})
     for client in (None, FORGETFUL) if strategy != "centralised" else (None,):
         out = {"out": str(tmp_path / ("one" if client is None else "other"))}
         finished = run_local(2, {**keys, **out}, **({"client": client} if client else {}))
@@ -598,14 +577,27 @@ def test_extra_states_live_in_states_copies_and_predictions(strategy: str, tmp_p
         assert loss_of_predictions(finished.folder) == expected
 
 
-def test_a_run_with_extra_states_resumes_as_if_it_had_not_stopped(tmp_path: Path) -> None:
-    keys = own("Extra", **{"checkpoint-every": 4, "top-model": f"{TOWERS}:StatefulTop"})
-    keys["top-args"] = "how='numpy'"
+EXTRA = {"top-model": f"{TOWERS}:StatefulTop", "top-args": "how='numpy'"}
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("Extra", EXTRA),
+        nightly("Normal", {"model-args": "drop=0.3", **SYSTEMS["momentum, windows"]}),
+        nightly("Normal", {"model-args": "drop=0.3", **SYSTEMS["a top model by pairs"]}),
+    ],
+    ids=str,
+)
+def test_a_run_that_is_cut_short_goes_on_with_its_states_and_statistics(
+    name: str, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    keys = own(name, **{"checkpoint-every": 4, **keys})
     whole = run_local(2, {**keys, "out": str(tmp_path / "whole")})
     folder = interrupted(tmp_path / "cut", keys, after=1, parties=2)
     assert_equal_runs(whole, resumed(folder, parties=2), parties=2)
     expected = pytest.approx(whole.summary["test_loss"], abs=1e-6)
-    assert loss_of_predictions(whole.folder) == expected
+    assert loss_of_predictions(whole.folder) == loss_of_predictions(folder) == expected
 
 
 @pytest.mark.parametrize(
@@ -753,9 +745,18 @@ def test_noise_is_on_what_a_module_makes_which_is_clipped_before() -> None:
         assert noise == 1e-6 or norms.mean() > 1
 
 
-def test_noise_asks_that_buffers_do_not_learn(run: Start) -> None:
-    with pytest.raises(PartyError, match=r"Party 0's model .* can mix a row into"):
-        run(2, own("Normal", **NOISY))
+@pytest.mark.parametrize(
+    ("name", "more", "said"),
+    [
+        ("Normal", {}, "can mix a row into"),
+        ("plain", {"inner-noise": 0.1}, "has no layers for inner-noise"),
+    ],
+)
+def test_noise_asks_that_buffers_do_not_learn_and_has_no_place_inside(
+    run: Start, name: str, more: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(PartyError, match=rf"Party 0's model .* {said}"):
+        run(2, own(name, **NOISY, **more))
 
 
 def test_with_noise_a_row_has_no_part_in_another_s_embedding() -> None:
@@ -828,11 +829,6 @@ def test_a_loss_by_which_one_label_changes_all_is_refused_with_scalar_noise(run:
     with pytest.raises(ConfigError, match="lets one row affect another row's loss"):
         run(2, own("plain", **keys))
     run(2, own("plain", **{**keys, "loss": f"{TOWERS}:half"}))
-
-
-def test_noise_inside_a_module_of_ones_own_is_refused(run: Start) -> None:
-    with pytest.raises(PartyError, match=r"Party 0's model .* has no layers for inner-noise"):
-        run(2, own("plain", **NOISY, **{"inner-noise": 0.1}))
 
 
 # --- on real nodes ------------------------------------------------------------------------------

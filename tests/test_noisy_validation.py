@@ -253,7 +253,7 @@ def test_the_party_that_alone_publishes_follows_from_noisy_labels(
             "epsilon": 1.0,
             "bottom-model": "linear",
         }
-        keys |= {"test-fraction": fraction, "epochs": 12, "party-lr": 0.3, "server-lr": 0.3}
+        keys |= {"test-fraction": fraction, "epochs": 6, "party-lr": 0.3, "server-lr": 0.3}
         of_both = [{**keys, "dataset": f"npz:{tmp_path}/{column}.npz"} for column in (0, 1)]
         return [run(2, each).summary["best_party"] for each in of_both]
 

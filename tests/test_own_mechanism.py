@@ -185,14 +185,8 @@ def test_a_package_declares_a_mechanism(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        (
-            {"estimator": "first-order"},
-            "on scalars alone. Set estimator = 'zeroth-order' and",
-        ),
-        (
-            {"top-model": "mlp"},
-            "on scalars alone. Set estimator = 'zeroth-order' and top-",
-        ),
+        ({"estimator": "first-order"}, "on scalars alone. Set estimator = 'zeroth-order' and"),
+        ({"top-model": "mlp"}, "on scalars alone. Set estimator = 'zeroth-order' and top-"),
         ({"noise-multiplier": None}, "privacy = 'laplace' has no noise yet. Set noise-multiplier."),
         ({"validation-fraction": 0.2}, "does not cover the labels of validation rows, which"),
         ({"grow": "runs/then"}, "counts the releases of one run, but grow continues"),

@@ -133,16 +133,13 @@ def test_pooled_is_the_mean_of_the_tokens_that_the_mask_holds(folders: Path) -> 
     torch.testing.assert_close(model.pooled(padded), model.pooled(x))  # masked tokens count not
 
 
-def test_images_are_given_with_colours_last(folders: Path) -> None:
+def test_images_are_given_with_colours_last(folders: Path, tmp_path: Path) -> None:
     model = Pretrained(str(folders / "vit"), IMAGE, 5).eval()
     x = torch.stack([IMAGE, IMAGE.flip(0)])
     expected = model.backbone(pixel_values=x.permute(0, 3, 1, 2)).pooler_output
     torch.testing.assert_close(model.pooled(x), expected)
-
-
-def test_images_without_colours_have_one(tmp_path: Path) -> None:
     config = configuration("resnet")
-    config.num_channels = 1
+    config.num_channels = 1  # images without colours
     config.save_pretrained(tmp_path)
     assert Pretrained(str(tmp_path), IMAGE[..., 0], 5)(rows_of(IMAGE[..., 0])).shape == (3, 5)
 
@@ -317,12 +314,13 @@ def refused(place: Any, sample: Samples = TEXT, **args: Any) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("name", ["bert-base-uncased", "google/vit-base-patch16-224", "/nowhere"])
-def test_a_name_of_a_hub_is_no_folder(name: str) -> None:
-    assert "that does not exist here. Write hf:FOLDER" in refused(name)
-
-
-def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_configuration_is_refused(tmp_path: Path, folders: Path) -> None:
+    for name in ("bert-base-uncased", "google/vit-base-patch16-224", "/nowhere"):
+        assert "that does not exist here. Write hf:FOLDER" in refused(name)
+    for args in ({"lora": -1}, {"lora": 1.5}, {"freeze": "yes"}):
+        assert "Give a whole number for lora" in refused(folders / "vit", IMAGE, **args)
+    with pytest.raises(ConfigError, match=r"^Party 1's model 'hf:nowhere' names a folder"):
+        build_bottom(resolve({"bottom-model": "hf:nowhere"}), 1, TEXT, 5)
     assert "without a valid config.json" in refused(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     assert "without a valid config.json" in refused(tmp_path)
@@ -413,11 +411,6 @@ def test_samples_that_the_model_cannot_read_are_refused(
     assert said in refused(folders / kind, sample)
 
 
-@pytest.mark.parametrize("args", [{"lora": -1}, {"lora": 1.5}, {"freeze": "yes"}], ids=str)
-def test_arguments_that_say_nothing_are_refused(args: dict[str, Any], folders: Path) -> None:
-    assert "Give a whole number for lora" in refused(folders / "vit", IMAGE, **args)
-
-
 @pytest.mark.parametrize("library", ["transformers", "peft"])
 def test_a_library_that_is_missing_is_named_with_the_extra(
     library: str, folders: Path, monkeypatch: pytest.MonkeyPatch
@@ -445,12 +438,6 @@ def test_the_network_is_shut_while_a_model_is_made(
     monkeypatch.setattr(transformers.AutoModel, "from_pretrained", watched)
     Pretrained(str(folders / "vit"), IMAGE, 5)
     assert seen == [True] and not hub.is_offline_mode()
-
-
-def test_a_party_is_named_with_its_model() -> None:
-    config = resolve({"bottom-model": "hf:nowhere"})
-    with pytest.raises(ConfigError, match=r"^Party 1's model 'hf:nowhere' names a folder"):
-        build_bottom(config, 1, TEXT, 5)
 
 
 @pytest.mark.parametrize("name", ["hf:/data/model", "hf:model", "hf:../model"])

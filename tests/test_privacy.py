@@ -98,9 +98,8 @@ def test_noise_has_more_than_32_bits_of_seed() -> None:
 @pytest.mark.parametrize("deviation", [0.3, 2.0])
 def test_noise_of_the_last_layer_is_gaussian_with_deviation_c(deviation: float) -> None:
     count = 400_000
-    noise = (
-        drawn(noise_of(config_of(embedding_noise=deviation), (count // 10,)), width=10) / deviation
-    )
+    noise = drawn(noise_of(config_of(embedding_noise=deviation), (count // 10,)), width=10)
+    noise /= deviation
     assert noise.mean().abs() < 5 / math.sqrt(count)
     assert (noise.square().mean() - 1).abs() < 5 * math.sqrt(2 / count)
     assert (noise.pow(4).mean() - 3).abs() < 5 * math.sqrt(96 / count)
@@ -116,11 +115,6 @@ def test_noise_of_inner_layers_is_uniform_with_its_deviation(deviation: float) -
     assert noise.mean().abs() < 5 / math.sqrt(count)
     assert (noise.square().mean() - 1).abs() < 5 * math.sqrt(0.8 / count)
     assert ((noise.abs() < 1).float().mean() - 1 / math.sqrt(3)).abs() < 2.5 / math.sqrt(count)
-
-
-def test_without_inner_noise_inner_layers_are_as_they_were() -> None:
-    z = torch.randn(ROWS, 4)
-    assert torch.equal(noise_of(config_of())(0, z), z)
 
 
 @pytest.mark.parametrize("bound", [0.5, 3.0])
@@ -290,7 +284,7 @@ def test_a_record_changed_shifts_an_upload_by_twice_the_bound_at_most() -> None:
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("window", [1, 4, 100])
 def test_synchronous_run_uploads_each_row_once_an_epoch(window: int) -> None:
-    keys = {**PRIVATE, "epochs": 3, "window": window, "batch-size": 100}
+    keys = {**PRIVATE, "dataset": "breast-cancer", "epochs": 3, "window": window}
     counted = trained(3, keys)[0].run.accountant
     assert isinstance(counted, EmbeddingAccountant)
     assert counted.passes == counted.evaluations == {0: 3, 1: 3, 2: 3}
@@ -307,7 +301,7 @@ def test_an_order_given_anew_counts_again() -> None:
 
 
 def test_uploads_of_test_rows_count_too() -> None:
-    private = {**PRIVATE, "strategy": "frozen", "epochs": 3}
+    private = {**PRIVATE, "dataset": "breast-cancer", "strategy": "frozen"}
     run = trained(2, private)[0].run
     counted = run.accountant
     assert isinstance(counted, EmbeddingAccountant) and run.releases
@@ -317,11 +311,11 @@ def test_uploads_of_test_rows_count_too() -> None:
 
 
 def test_rows_that_are_training_rows_and_test_rows_are_uploaded_as_both(run: Start) -> None:
-    keys = {**SECRET, "dataset": "breast-cancer", "window": 15, "epochs": 3, "eval-every": 1}
+    keys = {**SECRET, "dataset": "breast-cancer", "window": 15, "epochs": 1}
     apart = run(2, keys).summary["epsilon"]
-    assert apart == epsilon(resolve(keys), 455, 3)
+    assert apart == epsilon(resolve(keys), 455, 1)
     both = run(2, {**keys, "test-fraction": 0.0}).summary["epsilon"]
-    assert both == epsilon(resolve(keys), 455, 3 + 3)
+    assert both == epsilon(resolve(keys), 455, 1 + 1)
 
 
 class Counting:
@@ -413,16 +407,17 @@ def test_uploads_count_though_the_run_ends_before_their_answer(sampling: str) ->
 
 
 def test_summary_reports_epsilon_delta_and_the_figure_of_the_paper(run: Start) -> None:
-    keys = {**SECRET, "epochs": 3, "window": 45, "embedding-noise": 2.0, "delta": 1e-4}
-    summary, config = run(2, keys).summary, sized(resolve(keys), 1437)
-    assert summary["epsilon"] == epsilon(config, 1437, 3)
+    keys = {**SECRET, "dataset": "breast-cancer", "epochs": 2, "window": 15, "delta": 1e-4}
+    summary, config = run(2, keys).summary, sized(resolve(keys), 455)
+    assert summary["epsilon"] == epsilon(config, 455, 2)
     assert summary["delta"] == 1e-4
-    of_paper = epsilon_of_theorem_6(config, rows=1437, samples=3 * 1437)
+    of_paper = epsilon_of_theorem_6(config, rows=455, samples=2 * 15 * 32)
     assert summary["epsilon_of_paper"] == pytest.approx(of_paper, rel=0.01)
 
 
 def test_noise_that_anyone_can_repeat_is_worth_no_epsilon(run: Start) -> None:
-    assert run(2, {**PRIVATE, "epochs": 1, "window": 45}).summary["epsilon"] is None
+    keys = {**PRIVATE, "dataset": "breast-cancer", "epochs": 1}
+    assert run(2, keys).summary["epsilon"] is None
 
 
 def test_a_party_refuses_to_upload_a_row_twice_at_once() -> None:
@@ -433,7 +428,7 @@ def test_a_party_refuses_to_upload_a_row_twice_at_once() -> None:
 
 
 def test_run_without_privacy_claims_none(run: Start) -> None:
-    summary = run(2, {"epochs": 1, "window": 45}).summary
+    summary = run(2, {"dataset": "breast-cancer", "epochs": 1}).summary
     assert (summary["epsilon"], summary["delta"], summary["epsilon_of_paper"]) == (None,) * 3
 
 
@@ -451,5 +446,4 @@ def test_noise_seed_makes_a_run_repeatable_and_a_secret_one_does_not(run: Start)
         return np.concatenate([array.ravel() for model in models for array in model.values()])
 
     assert np.array_equal(parameters(3), parameters(3))
-    assert not np.allclose(parameters(3), parameters(4), atol=1e-3)
     assert not np.allclose(parameters(-1), parameters(-1), atol=1e-3)

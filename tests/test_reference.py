@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from strategies.reference import asyrevel, cascaded, dpzv, ef_vfl, split_nn, vafl
-from tests.conftest import ALL_ROWS, trained
+from tests.conftest import ALL_ROWS, nightly, trained
 from tests.pairwise import cases
 from vfl_flower.config.options import CodecConfig
 from vfl_flower.data.at_label_holder import load_labels
@@ -74,7 +74,7 @@ class Recorded:
         return [group[0] for group in self.groups]
 
 
-@pytest.fixture(params=["shuffle", "replacement"])
+@pytest.fixture(params=["shuffle", nightly("replacement")])
 def play(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Callable[..., Recorded]:
@@ -309,8 +309,9 @@ def test_dpzv(play: Callable[..., Recorded], calibration: str) -> None:
     keys = {"calibration": calibration, "sampling": sampling, "noise-multiplier": 2.0}
     rates = {"party-lr": 0.01, "server-lr": 0.1, "mu": 0.1, "clip": 0.5, "top-clip": 0.25}
     rates["epsilon"] = 1e6  # a budget that is not spent
-    of = play("dpzv", **keys, **rates, **UNEQUAL)
-    bottoms, x, top, y = parts()
+    few: dict[str, Any] = {"test-fraction": 0.8, "batch-size": 64}  # a page clips row by row
+    of = play("dpzv", **keys, **rates, **UNEQUAL, **few)
+    bottoms, x, top, y = parts(**few)
     devices = [
         dpzv.Device(model, x[m], 0.01, 0.1, iter(of.directions[m]).__next__)
         for m, model in enumerate(bottoms)
@@ -339,7 +340,7 @@ def _of_each_size(
     """Steps of DPZV: the last mini-batch of a shuffled epoch is smaller, and B is its size."""
     for activation in of.activations():
         rows = activation[1]
-        yield from dpzv.train(devices, server, [activation], 256 if poisson else len(rows))
+        yield from dpzv.train(devices, server, [activation], 64 if poisson else len(rows))
 
 
 @pytest.mark.parametrize("play", ["shuffle"], indirect=True)

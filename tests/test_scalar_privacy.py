@@ -17,7 +17,7 @@ from torch import Tensor
 from strategies.baselines.frozen import learn
 from tests.conftest import Start, nightly, trained
 from tests.pairwise import pairwise
-from tests.releases import accountant_of, log_of
+from tests.releases import log_of
 from tests.stepping import by_differences, by_gradient
 from tests.test_accountants import epsilon_of_scalars
 from vfl_flower import client_app
@@ -33,10 +33,7 @@ from vfl_flower.models.tops import build_top
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.directions.window import Directions
-from vfl_flower.protocol.privacy.accountant import EVERYONE, Accountant
-from vfl_flower.protocol.privacy.embeddings import EmbeddingAccountant
-from vfl_flower.protocol.privacy.gaussian import calibrated, most_steps
-from vfl_flower.protocol.privacy.mechanism import mechanism_of
+from vfl_flower.protocol.privacy.accountant import EVERYONE
 from vfl_flower.protocol.privacy.noise import ScalarNoise
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
 from vfl_flower.protocol.privacy.scalars import (
@@ -54,8 +51,8 @@ DPZV = {
     **{"strategy": "dpzv", "dataset": "breast-cancer", "batch-size": 64, "window": 8},
     **{"bottom-model": "mlp", "top-model": "mlp"},
 }
-SECRET = {"sampling": "poisson", "calibration": "secret"}
-PAPER = {"sampling": "poisson", "calibration": "paper"}
+SECRET: dict[str, Any] = {"sampling": "poisson", "calibration": "secret"}
+PAPER: dict[str, Any] = {"sampling": "poisson", "calibration": "paper"}
 ROWS, STEPS = 455, 8  # of breast-cancer, in mini-batches of 64; the last has 7
 
 
@@ -70,19 +67,6 @@ def scalar_log(rows: int = ROWS, **keys: Any) -> tuple[ReleaseLog, ScalarAccount
 def gaussian(multiplier: float, releases: int, delta: float = 1e-5) -> float:
     """Epsilon of so many releases: a label changed is twice what they are clipped to."""
     return float(get_epsilon_gaussian(multiplier / 2 / math.sqrt(releases), delta))
-
-
-def test_a_label_has_a_part_in_as_many_releases_as_the_budget_allows_and_no_more() -> None:
-    releases, counted = scalar_log(5)
-    counted.top, counted.most = 0, 3
-    rows = np.array([1, 2, 2, 4], np.int32)  # a secret sample of two steps has row 2 twice
-    window = Window(rows, np.array([2, 2], np.int32))
-    other = Window(rows[:1], np.array([1], np.int32))
-    assert releases.permits_answers([(0, window)]) and counted.taken.tolist() == [0, 1, 2, 0, 1]
-    assert not releases.permits_answers([(0, window)])  # row 2 would have a part in four
-    assert counted.taken.tolist() == [0, 1, 2, 0, 1]
-    assert [releases.permits_answers([(0, other)]) for _ in range(3)] == [True, True, False]
-    assert counted.taken.tolist() == [0, 3, 2, 0, 1]
 
 
 # --- the noise ----------------------------------------------------------------------------------
@@ -318,16 +302,6 @@ def window(ids: list[int], lengths: list[int]) -> Window:
     return Window(np.array(ids, np.int32), np.array(lengths, np.int32))
 
 
-def test_the_accountant_is_that_of_the_privacy() -> None:
-    kinds = {"none": Accountant, "perturbed-embedding": EmbeddingAccountant}
-    for privacy, kind in kinds.items():
-        assert type(accountant_of(resolve({"privacy": privacy}), 10)) is kind
-    assert type(accountant_of(resolve(DPZV), 10)) is ScalarAccountant
-    without, none = accountant_of(resolve({}), 10), mechanism_of(resolve({}))
-    assert without.steps_allowed(77, 2, 1, True) == 77
-    assert none.scalar_noise(without) is None and none.release_log(without) is None
-
-
 def test_a_row_is_counted_in_each_scalar_and_step_that_it_is_in() -> None:
     log, counted = scalar_log(4, noise_multiplier=3.0, delta=1e-4)
     counted.steps_allowed(40, 2, 1, True)
@@ -435,21 +409,6 @@ def test_noise_is_calibrated_to_all_that_a_run_releases(name: str) -> None:
     assert figures["epsilon_of_paper"] == pytest.approx(of_paper)
 
 
-@pytest.mark.parametrize(
-    ("keys", "multiplier"),
-    [
-        ({"top_model": "sum", "embedding_size": "auto"}, 66.7),
-        ({"perturbs": "all", "server_update": "zeroth-order"}, 33.4),
-    ],
-)
-def test_noise_of_20_epochs_of_mnist_at_epsilon_1(keys: dict[str, Any], multiplier: float) -> None:
-    """2 * 3.73 sqrt(releases of a record): 80 scalars of four parties, or 20 that are joint."""
-    _, counted = scalar_log(60_000, epsilon=1.0, delta=1e-5, batch_size=2048, epochs=20, **keys)
-    planned = 20 * 4 * 30
-    assert counted.steps_allowed(planned, 4, 4, keys.get("top_model") != "sum") == planned
-    assert counted.multiplier == pytest.approx(multiplier, abs=0.05)
-
-
 def test_a_single_party_has_one_scalar_and_one_step() -> None:
     strategy, _ = trained(1, {**DPZV, "epochs": 2, "noise-multiplier": 9.0})
     assert strategy.figures()["epsilon"] == pytest.approx(gaussian(9.0, 2 * 2))
@@ -511,16 +470,13 @@ def test_an_answer_beyond_the_budget_is_not_counted_and_not_given(tmp_path: Path
     assert not log_after.permits_answers([first]) and log_after.permits_answers([second])
     assert not log_after.permits_answers([second])
     assert after.figures()["epsilon"] == pytest.approx(1.0)
-
-
-def test_a_group_is_refused_as_a_whole() -> None:
-    log, counted = scalar_log(4, epsilon=1.0, batch_size=2, epochs=1, quorum=2)
-    counted.steps_allowed(2 * 2, 2, 2, True)
-    assert counted.most == 2 + 1
-    both = [(party, window([0, 1], [2])) for party in range(2)]
-    assert log.permits_answers(both)
+    # A secret sample of two steps may have a row twice, and a group is refused as a whole.
+    counted.most, counted.top = 5, 0
+    counted.taken[:] = 3
+    assert not log.permits_answers([(0, window([1, 2, 2, 2], [2, 1, 1]))])
+    assert log.permits_answers([(0, window([1, 2, 2], [2, 1]))])
     assert not log.permits_answers([(party, window([1, 2], [2])) for party in range(2)])
-    assert counted.taken.tolist() == [3, 3, 0, 0]
+    assert counted.taken.tolist() == [3, 4, 5, 3, 3, 3]
 
 
 def test_parties_get_zeros_and_nobody_learns_beyond_the_budget() -> None:
@@ -598,73 +554,50 @@ def test_a_run_stops_at_the_last_whole_pass_that_its_budget_allows(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("top", [nightly(True), False])
-def test_noise_for_secret_batches_is_calibrated_to_scalars_and_top_model(
-    run: Start, top: bool
-) -> None:
-    of_top = {} if top else {"top-model": "sum", "embedding-size": "auto"}
-    keys = {**DPZV, **SECRET, **of_top, "epochs": 2, "epsilon": 0.1, "delta": 1e-3}
-    client: Any = Watching()
-    summary, config = run(3, keys, client).summary, resolve(keys)
+@pytest.mark.parametrize("top", [True, False])
+def test_noise_for_secret_batches_is_calibrated_to_scalars_and_top_model(top: bool) -> None:
     steps = 2 * 3 * STEPS
-    found = calibrated(0.1, 1e-3, 64, ROWS, steps)
+    budget: dict[str, Any] = {"epsilon": 0.5, "delta": 1e-3}
+    _, counted = scalar_log(**SECRET, **budget)
+    assert counted.steps_allowed(steps, 3, 1, top) == steps
     # Two releases over one sample are as one of less noise.
-    assert summary["noise_multiplier"] == pytest.approx(found * (math.sqrt(2) if top else 1))
-    assert summary["epochs"] == 2.0
-    assert 0.995 * 0.1 <= summary["epsilon_secret_batches"] <= 0.1
-    assert summary["epsilon_secret_batches"] == epsilon_of_scalars(config, ROWS, found, steps)
-    of_paper = epsilon_of_theorem_vi5(config, ROWS, summary["noise_multiplier"], steps)
-    assert summary["epsilon_of_paper"] == of_paper
-    # And what holds for who draws the mini-batches, and so knows them:
-    releases = int(client.uploads.max()) * (2 if top else 1)
-    holds = gaussian(summary["noise_multiplier"], releases, 1e-3)
-    assert summary["epsilon"] == pytest.approx(holds)
-    assert summary["epsilon"] > 3 * summary["epsilon_secret_batches"]
-    assert summary["epsilon_relation"] == GUARANTEE.relation
+    each = counted.multiplier / (math.sqrt(2) if top else 1)
+    assert 0.99 * 0.5 <= epsilon_of_scalars(counted.config, ROWS, each, steps) <= 0.5
+    _, counted = scalar_log(**SECRET, **budget, noise_multiplier=counted.multiplier)
+    assert steps <= counted.steps_allowed(9 * steps, 3, 1, top) <= 1.02 * steps
 
 
-@pytest.mark.nightly
-def test_noise_of_the_paper_is_reported_with_what_it_spends(run: Start) -> None:
-    keys = {**DPZV, **PAPER, "epochs": 3, "epsilon": 5.0, "delta": 1e-3}
-    summary, config = run(3, keys).summary, resolve(keys)
-    assert summary["noise_multiplier"] == calibrated_by_theorem_vi5(config, ROWS, 72)
-    assert summary["epsilon_of_paper"] == pytest.approx(5.0)
-    spent = epsilon_of_scalars(config, ROWS, summary["noise_multiplier"], 72)
-    assert summary["epsilon_secret_batches"] == spent != pytest.approx(5.0, rel=0.01)
-    # The top model learns from labels without noise, for which no epsilon holds.
-    assert summary["epsilon"] is None and "epsilon_protects" not in summary
+@pytest.mark.parametrize("top", [True, False])
+def test_noise_of_the_paper_is_reported_with_what_it_spends(top: bool) -> None:
+    log, counted = scalar_log(**PAPER, epsilon=5.0, delta=1e-3)
+    assert counted.steps_allowed(72, 3, 1, top) == 72
+    assert counted.multiplier == calibrated_by_theorem_vi5(counted.config, ROWS, 72)
+    assert log.permits_answers([(0, window([0, 1, 2] * 36, [2, 1] * 36))])
+    figures = counted.figures()
+    assert figures["epsilon_of_paper"] == pytest.approx(5.0)
+    spent = epsilon_of_scalars(counted.config, ROWS, counted.multiplier, 72)
+    assert figures["epsilon_secret_batches"] == spent != pytest.approx(5.0, rel=0.01)
+    if top:  # which learns from labels without noise, for which no epsilon holds
+        assert figures["epsilon"] is None and "epsilon_protects" not in figures
+    else:
+        assert figures["epsilon"] == pytest.approx(gaussian(counted.multiplier, 36, 1e-3))
 
 
-@pytest.mark.nightly
-def test_noise_of_the_paper_holds_where_no_top_model_learns(run: Start) -> None:
-    of_top = {"top-model": "sum", "embedding-size": "auto"}
-    client: Any = Watching()
-    keys = {**DPZV, **PAPER, **of_top, "epochs": 3, "epsilon": 5.0}
-    summary = run(3, keys, client).summary
-    holds = gaussian(summary["noise_multiplier"], int(client.uploads.max()))
-    assert summary["epsilon"] == pytest.approx(holds)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("window", [1, 5])
-def test_a_run_with_secret_batches_stops_before_it_goes_past_its_budget(
-    run: Start, window: int
+@pytest.mark.parametrize("kind", [{}, nightly(SECRET), nightly(PAPER)])
+@pytest.mark.parametrize("more", [{}, {"noise_multiplier": 40.0}])
+def test_scalar_noise_is_scaled_by_the_rows_where_more_are_asked_for(
+    kind: dict[str, Any], more: dict[str, Any]
 ) -> None:
-    budget = {"epsilon": 0.2, "delta": 1e-3, "noise-multiplier": 8.0 * math.sqrt(2)}
-    keys = {**DPZV, **SECRET, **budget, "epochs": 10, "window": window}
-    client: Any = Watching()
-    finished = run(2, keys, client)
-    summary, config = finished.summary, resolve(keys)
-    allowed = most_steps(0.2, 1e-3, 8.0, 64, ROWS, 2 * 10 * STEPS)
-    assert 0 < allowed < 2 * 10 * STEPS
-    scalars = sum(len(each) for got in client.scalars.values() for each in got)
-    assert scalars == summary["steps"] == allowed
-    assert summary["epochs"] == pytest.approx(allowed / 16, abs=1e-3)
-    spent = epsilon_of_scalars(config, ROWS, 8.0, allowed)
-    assert summary["epsilon_secret_batches"] == pytest.approx(spent) and spent <= 0.2
-    assert epsilon_of_scalars(config, ROWS, 8.0, allowed + 1) > 0.2
-    assert summary["failure"] is None
-    assert finished.history[-1]["epoch"] == summary["epochs"]
+    found = []
+    for batch in (ROWS, 100 * ROWS):
+        budget: dict[str, Any] = {"batch_size": batch, "epochs": 3, "epsilon": 2.0, "delta": 1e-3}
+        log, counted = scalar_log(**kind, **budget, **more)
+        sampling = sampling_of(counted.config, ROWS)
+        assert sampling.divisors(np.array([ROWS], np.int32)).tolist() == [ROWS]
+        counted.steps_allowed(6, 2, 1, True)
+        assert log.permits_answers([(0, window(list(range(ROWS)), [ROWS]))])
+        found.append(counted.figures())
+    assert found[0] == found[1] and found[0]["noise_multiplier"] > 0
 
 
 def test_epsilon_for_who_knows_the_mini_batches() -> None:
@@ -689,33 +622,6 @@ def test_mini_batches_may_all_have_been_empty() -> None:
 
 
 # --- Poisson mini-batches of more rows than there are --------------------------------------------
-
-
-@pytest.mark.parametrize("sampling", ["shuffle", nightly("poisson")])
-def test_scalar_noise_is_scaled_by_the_rows_where_more_are_asked_for(
-    run: Start, sampling: str
-) -> None:
-    kind = SECRET if sampling == "poisson" else {}
-
-    def divided(batch: int) -> list[int]:
-        config = resolve({**DPZV, **kind, "batch-size": batch})
-        return sampling_of(config, ROWS).divisors(np.array([ROWS], np.int32)).tolist()
-
-    assert divided(ROWS) == divided(100 * ROWS) == [ROWS]
-
-    more: list[dict[str, Any]] = [{}, {"noise-multiplier": 40.0}]
-    if sampling == "poisson":
-        more.append({"calibration": "paper"})
-    for given in more:
-        keys = {**DPZV, **kind, "window": 1, "epochs": 3, "epsilon": 2.0, "delta": 1e-3, **given}
-        one, other = (run(2, {**keys, "batch-size": batch}).summary for batch in (ROWS, 100 * ROWS))
-        figures = ("noise_multiplier", "epsilon", "epsilon_of_paper", "epsilon_secret_batches")
-        assert [one.get(figure) for figure in figures] == [other.get(each) for each in figures]
-        if kind and "calibration" not in given:
-            # All rows are in every scalar, so that nothing is secret.
-            of_all = gaussian(one["noise_multiplier"], 3 * 2 * 2, 1e-3)
-            assert one["epsilon_secret_batches"] == pytest.approx(of_all, rel=0.01)
-            assert one["epsilon"] == pytest.approx(of_all)
 
 
 @pytest.mark.parametrize("privacy", ["scalar", "none"])

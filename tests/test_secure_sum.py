@@ -57,7 +57,6 @@ def largest_difference(one: Finished, other: Finished) -> float:
         {"combine": "sum", "window": 4, "optimizer": "adam", "party-lr": 0.01, "server-lr": 0.01},
         nightly({"top-model": "sum", "combine": "concat", "embedding-size": "auto"}),
         nightly({"downlink-codec": "float16", "downlink-compression": "error-feedback"}),
-        nightly({"server-update": "zeroth-order", "server-lr": 0.01, "top-model": "linear"}),
         nightly({"sampling": "poisson", "validation-fraction": 0.0}),
         nightly({"privacy": "labels", "epsilon": 3.0}),
         nightly({"privacy": "perturbed-embedding", "embedding-noise": 0.1}),
@@ -221,7 +220,7 @@ def test_so_are_parties_that_make_no_sum(
 # --- checkpoints --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keys", [{"window": 2, "checkpoint-every": 15}, nightly(JOINT)])
+@pytest.mark.parametrize("keys", [{"window": 2}, nightly(JOINT)])
 def test_a_run_that_is_cut_short_ends_as_if_it_had_not_been(
     tmp_path: Path, keys: dict[str, Any]
 ) -> None:

@@ -59,15 +59,10 @@ COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "t-sync, zeroth-order parties": (
         *("vafl-t", {**LINEAR, "estimator": "zeroth-order", "party-lr": 0.01}),
     ),
-    "sync, zeroth-order server": ("split-nn", {**LINEAR, **ZEROTH_SERVER, "party-lr": 0.1}),
     "async, zeroth-order server": ("vafl", {**LINEAR, **ZEROTH_SERVER, "party-lr": 0.1}),
     "zeroth order, no top model": ("cascaded", SUM),
-    "sync, Poisson": ("split-nn", {**LINEAR, **POISSON}),
-    "async, Poisson": ("vafl", {**LINEAR, **POISSON}),
-    "t-sync, Poisson": ("vafl-t", {**LINEAR, **POISSON}),
+    "one difference for all": ("synrevel", {**LINEAR, **BOTH, "perturbs": "all", "epochs": 10}),
     "zeroth order, sync, Poisson": ("synrevel", {**SUM, **POISSON}),
-    "zeroth order, perturbed embedding": ("cascaded", {**SUM, **PERTURBED, "mu": 0.1}),
-    "zeroth order, bounded delay": ("cascaded", {**SUM, **DELAYED}),
     "zeroth order, both": ("asyrevel", {**LINEAR, **FIRST_SERVER, **DELAYED, **POISSON}),
     "zeroth order, momentum": (
         *("cascaded", {**LINEAR, "optimizer": "momentum", "party-lr": 0.001, "server-lr": 0.02}),
@@ -103,10 +98,10 @@ WITH_CODECS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", WITH_CODECS)
 def test_every_system_learns_through_every_codec_and_uploads_less(run: Start, name: str) -> None:
     keys = {"epochs": 3, "eval-every": 3, "strategy": name.split(",")[0], **WITH_CODECS[name]}
-    whole = run(4, keys).summary["bytes_up"]
+    whole = run(2, keys).summary["bytes_up"]
     for codec, most in (({"codec": "top-k", "keep": 0.25}, 0.3), ({"codec": "qsgd"}, 0.35)):
         for compression in ("direct", "error-feedback"):
-            summary = run(4, {**keys, **codec, "compression": compression}).summary
+            summary = run(2, {**keys, **codec, "compression": compression}).summary
             assert summary["test_accuracy"] > 3 * CHANCE, (codec, compression)
             assert summary["bytes_up"] < most * whole, (codec, compression)
 
@@ -128,11 +123,13 @@ TINY = {"dataset": "breast-cancer", "batch-size": 2, "sampling": "poisson", "epo
 
 
 @pytest.mark.one_by_day
-@pytest.mark.parametrize("window", [1, 9])
+@pytest.mark.parametrize("window", [9, 1])
 @pytest.mark.parametrize(
     "keys",
     [
         {"strategy": "split-nn"},
+        {"strategy": "frozen"},
+        {"strategy": "local-only"},
         {"strategy": "vafl", "optimizer": "adam", "party-lr": 0.01, "server-lr": 0.01},
         {"strategy": "asyrevel"},
         {"strategy": "cascaded", "bottom-model": "linear", "top-model": "sum"},
@@ -152,29 +149,6 @@ def test_poisson_mini_batches_may_have_no_rows(
     assert math.isfinite(summary["test_loss"])
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("strategy", ["frozen", "local-only"])
-def test_baselines_take_poisson_mini_batches_without_rows(run: Start, strategy: str) -> None:
-    assert math.isfinite(run(2, {**TINY, "strategy": strategy}).summary["train_loss"])
-
-
-@pytest.mark.nightly
-def test_one_exchange_of_zeroth_order_brings_a_number_a_step(run: Start) -> None:
-    keys = {**ALL_ROWS, "dataset": "breast-cancer", "epochs": 2, "window": 8, "embedding-size": 6}
-    summary = run(3, {**keys, "strategy": "cascaded"}).summary
-    rows, steps = 3 * 2 * 455, 3 * 2 * 15
-    assert summary["bytes_down"] == 4 * steps
-    assert summary["bytes_up"] == rows * (2 * 6 * 4 + 4)  # two embeddings and an id
-    private = {**keys, "strategy": "dpzv", "noise-multiplier": 1.0, "noise-seed": 0}
-    private["batch-size"] = 32
-    summary = run(3, private).summary
-    assert (summary["bytes_down"], summary["bytes_up"]) == (4 * steps, rows * (2 * 6 * 4 + 4))
-    secret = {"sampling": "poisson", "calibration": "secret"}
-    summary = run(3, {**private, **secret}).summary
-    assert summary["bytes_down"] == 4 * steps
-    assert (summary["bytes_up"] - 4 * steps) % (2 * 6 * 4 + 4) == 0  # and each step's length
-
-
 # --- models without a gradient ------------------------------------------------------------------
 
 BLACK_BOX = {"strategy": "cascaded", "top-model": "sum", "mu": 1.0, "noise-seed": 0, "window": 15}
@@ -184,12 +158,12 @@ BLACK_BOX = {"strategy": "cascaded", "top-model": "sum", "mu": 1.0, "noise-seed"
 @pytest.mark.parametrize("kind", ["scorecard", "binarised"])
 def test_black_box_parties_learn_by_zeroth_order(run: Start, kind: str) -> None:
     # The top model has no parameters, so that what is learnt, the parties have learnt.
-    keys = {**BLACK_BOX, "bottom-model": kind, "party-lr": 1.0}
-    digits = {**keys, "epochs": 20, "eval-every": 20}
-    assert run(4, {**digits, "party-lr": 0.0, "epochs": 1}).summary["test_accuracy"] < 2 * CHANCE
-    assert run(4, digits).summary["test_accuracy"] > 5 * CHANCE
-    cancer = {**keys, "dataset": "breast-cancer", "epochs": 10, "eval-every": 10}
-    assert run(4, cancer).summary["test_accuracy"] > MAJORITY + 0.12
+    keys = {**BLACK_BOX, "bottom-model": kind, "dataset": "breast-cancer", "eval-every": 10}
+    still, learning = (
+        run(4, {**keys, "party-lr": rate, "epochs": int(10 * rate) or 1}).summary["test_accuracy"]
+        for rate in (0.0, 1.0)
+    )
+    assert still < MAJORITY + 0.02 and learning > MAJORITY + 0.12
 
 
 @pytest.mark.parametrize("kind", ["scorecard", "binarised"])

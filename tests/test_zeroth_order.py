@@ -13,7 +13,6 @@ from torch.func import functional_call
 from tests.conftest import MANY, Start
 from tests.pairwise import pairwise
 from tests.stepping import by_differences, by_gradient
-from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_party import FeatureBlock
@@ -182,31 +181,13 @@ def test_mean_of_many_estimates_is_the_gradient(directions: str, differences: st
     config = config_of(directions=directions, differences=differences, mu=1e-2)
     party, x = party_of(config, rows=6)
     model = party.model
-    gradient, before, steps = true_gradient(config, model, x), flat(model), 20_000
+    gradient, before, steps = true_gradient(config, model, x), flat(model), 6000
     scalars, u = differences_of(config, model, x, steps)
     learn(party, build_optimizer(config, model, 1.0 / steps), u, scalars)
     estimate = before - flat(model)
-    # d = 39: the mean of S estimates is off by sqrt(d / S), here 4.4 %, of the gradient's length.
+    # d = 39: the mean of S estimates is off by sqrt(d / S), here 8 %, of the gradient's length.
     assert torch.cosine_similarity(estimate, gradient, dim=0) > 0.99
     assert estimate.norm() / gradient.norm() == pytest.approx(1.0, abs=0.05)
-
-
-@every_direction
-def test_two_sided_differences_have_less_bias_and_less_error(directions: str) -> None:
-    # Along directions of about the same length, so with the same curvature at play. A convex loss:
-    # every one-sided difference is above the derivative.
-    mu = 3.0 if directions == "sphere" else 0.5
-    bias, error = {}, {}
-    for differences in ("one-sided", "two-sided"):
-        linear = {"bottom_model": "linear", "embedding_activation": "none", "top_model": "linear"}
-        config = config_of(directions=directions, differences=differences, mu=mu, **linear)
-        model, x = model_of(config, rows=6)
-        scalars, u = differences_of(config, model, x, 2000)
-        errors = scalars - u @ true_gradient(config, model, x)
-        bias[differences], error[differences] = errors.mean().item(), errors.abs().mean().item()
-    assert bias["one-sided"] == pytest.approx(error["one-sided"], rel=1e-3)
-    assert abs(bias["two-sided"]) < 0.05 * bias["one-sided"]
-    assert error["two-sided"] < 0.3 * error["one-sided"]
 
 
 # --- directions ---------------------------------------------------------------------------------
@@ -254,21 +235,12 @@ def test_directions_are_drawn_again_one_by_one(
 def test_directions_differ_between_keys_and_steps() -> None:
     config = config_of()
     model, _ = model_of(config)
-    keys = b"one", b"other", b"one|1"
+    keys: Any = b"one", b"other", b"one|1"
+    keys = *keys, b"key 67792", b"key 90987"  # the lowest 32 bits of their seeds agree
     all_drawn = torch.cat([Directions(config.estimator, key, model).stack(3) for key in keys])
     for number, one in enumerate(all_drawn):
         for other in all_drawn[:number]:
             assert not torch.isclose(one, other, rtol=1e-6).any()
-
-
-def test_directions_have_more_than_32_bits_of_seed() -> None:
-    # The seeds of these two keys agree in the lowest 32 bits.
-    config = config_of()
-    model, _ = model_of(config)
-    one, other = (
-        Directions(config.estimator, b"key %d" % n, model).stack(1) for n in (67792, 90987)
-    )
-    assert not torch.equal(one, other)
 
 
 # --- the party ----------------------------------------------------------------------------------
@@ -340,23 +312,6 @@ def test_parameters_are_restored_to_rounding(
     torch.testing.assert_close(flat(model), before, rtol=0, atol=1e-5)
 
 
-@pairwise(directions=DIRECTIONS, at_hand=[True, False], in_place=[True, False])
-def test_window_of_plain_steps_by_hand(
-    directions: str, at_hand: bool, in_place: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = config_of(directions=directions)
-    party, _ = party_of(config)
-    model = party.model
-    u, before = drawn(config, model), flat(model)
-    scalars = torch.tensor([0.5, 0.0, -1.0, 2.0])
-    phi = 39 if directions == "sphere" else 1
-    if in_place:
-        one_after_the_other(monkeypatch)
-    learn(party, build_optimizer(config, model, 0.1), u if at_hand else None, scalars)
-    expected = before - 0.1 * phi * (0.5 * u[0] - u[2] + 2 * u[3])
-    torch.testing.assert_close(flat(model), expected, rtol=1e-4, atol=1e-5)
-
-
 @pairwise(differences=DIFFERENCES, regulariser=["l2", "nonconvex"], in_place=[True, False])
 def test_regulariser_adds_its_own_differences(
     differences: str, regulariser: str, in_place: bool, monkeypatch: pytest.MonkeyPatch
@@ -407,45 +362,15 @@ def test_each_embedding_of_a_pair_has_its_own_noise(differences: str) -> None:
 # --- the label holder ---------------------------------------------------------------------------
 
 
-def row_loss(top: TopModel, h: list[float], label: int) -> float:
-    return loss_per_row(top(torch.tensor([h])), torch.tensor([label])).item()
-
-
-@both_differences
-@pytest.mark.parametrize("clip", [None, 0.2])
-def test_answer_by_hand(differences: str, clip: float | None) -> None:
-    mu = 0.1
-    config = config_of(differences=differences, mu=mu, sampling="poisson", batch_size=4)
-    noise = None
-    if clip:
-        private = {"strategy": "dpzv", "noise-multiplier": 0.0, "clip": clip, "mu": mu}
-        private |= {"sampling": "poisson", "calibration": "secret"}
-        private |= {"batch-size": 4, "embedding-size": SIZE}
-        config = resolve({**private, "differences": differences})
-        noise = ScalarNoise(config, 0.0)
-    top = top_of(config)
-    h, labels = others()
-    pair = tuple(torch.randn(2, ROWS, SIZE, generator=generator(6)).unbind())
-    assert len(pair) == 2
-    found = answer(holder_of(config, h, labels, noise), pair, LENGTHS)
-
-    expected, row, clipped = [], 0, 0
-    for length in LENGTHS:
-        total = 0.0
-        for _ in range(length):
-            losses = [
-                row_loss(top, [*h[row, :SIZE].tolist(), *half[row].tolist()], int(labels[row]))
-                for half in pair
-            ]
-            difference = (losses[0] - losses[1]) / (2 * mu if differences == "two-sided" else mu)
-            if clip and abs(difference) > clip:
-                difference, clipped = clip if difference > 0 else -clip, clipped + 1
-            total += difference
-            row += 1
-        expected.append(total / 4)  # as Poisson sampling has it
-    assert expected[1] == 0.0  # a step without rows
-    assert bool(clipped) == bool(clip)
-    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-5)
+def test_scalars_are_divided_by_what_the_sampling_says() -> None:
+    (h, labels), lengths = others(), [4, 5, 2]
+    pair = h[:, :SIZE], h[:, MINE]
+    found = [
+        answer(holder_of(config_of(batch_size=4, **keys), h, labels), pair, lengths)
+        for keys in ({}, {"sampling": "poisson"})
+    ]
+    torch.testing.assert_close(4 * found[1], torch.tensor(lengths) * found[0])
+    assert found[0].abs().min() > 0.01
 
 
 def of_rows_together(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -631,62 +556,6 @@ def test_a_joint_difference_by_hand(
         torch.testing.assert_close(flat(holder.top), flat(before), rtol=1e-4, atol=1e-5)
 
 
-@both_differences
-@pytest.mark.parametrize("server_update", ["zeroth-order", "first-order"])
-def test_a_joint_difference_is_the_derivative_along_all_directions(
-    differences: str, server_update: str
-) -> None:
-    keys = {"differences": differences, "server_update": server_update}
-    config = joint_config(mu=1e-3, **keys)
-    h, labels = others()
-    x = torch.randn(PARTIES, ROWS, 5, generator=generator(7))
-    bottoms = [party_of(config)[0].model for _ in range(PARTIES)]
-    holder, pairs = holder_of(config, h, labels), {}
-    holder.table.rows[:] = torch.cat([f(x[m]).detach() for m, f in enumerate(bottoms)], dim=1)
-
-    models: dict[bytes, BottomModel | TopModel] = {
-        b"party %d" % m: f for m, f in enumerate(bottoms)
-    }
-    if server_update == "zeroth-order":
-        models[holder.secret + b"|1"] = holder.top
-    embeddings = torch.cat([f(x[m]) for m, f in enumerate(bottoms)], dim=1)
-    loss = loss_per_row(holder.top(embeddings), labels).mean()
-    slope = 0.0
-    for key, model in models.items():
-        gradients = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
-        u = Directions(config.estimator, key, model).stack(1)[0]
-        slope += float(torch.cat([each.ravel() for each in gradients]) @ u)
-
-    for m, bottom in enumerate(bottoms):
-        directions = Directions(config.estimator, b"party %d" % m, bottom)
-        pairs[m], _ = values_of_pairs(bottom, x[m], [ROWS], directions)
-    found = joint_answer(holder, pairs, [ROWS])
-    assert abs(slope) > 0.05
-    assert found.item() == pytest.approx(slope, abs=0.003)
-
-
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("server_update", ["zeroth-order", "first-order"])
-def test_all_parties_learn_by_one_scalar(run: Start, server_update: str) -> None:
-    got: dict[int, list[Any]] = {}
-
-    def watched(message: Any, context: Any) -> Any:
-        sent = message.content.array_records["arrays"]
-        if "difference" in sent:
-            party = context.node_config["partition-id"]
-            got.setdefault(party, []).append(sent["difference"].numpy())
-        return client_app.app(message, context)
-
-    client: Any = watched
-    keys = {"strategy": "synrevel", "perturbs": "all", "dataset": "breast-cancer", "epochs": 10}
-    rates = {"party-lr": 0.02, "server-lr": 0.02, "noise-seed": 0}
-    summary = run(3, {**keys, **rates, "server-update": server_update}, client).summary
-    assert len(got) == 3
-    for other in (1, 2):
-        np.testing.assert_array_equal(np.concatenate(got[0]), np.concatenate(got[other]))
-    assert summary["test_accuracy"] > 0.8
-
-
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
@@ -706,26 +575,6 @@ def test_a_joint_difference_needs_a_synchronous_system_of_zeroth_order(
 
 
 # --- what is sent -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("differences", "names", "kept"),
-    [
-        ("one-sided", ("perturbed", "embedding"), [2.0, 4.0]),
-        ("two-sided", ("plus", "minus"), [1.5, 3.0]),
-    ],
-)
-def test_what_a_pair_is_called_and_brings_to_the_table(
-    differences: str, names: tuple[str, str], kept: list[float]
-) -> None:
-    config = config_of(differences=differences, embedding_size=2)
-    estimator, table, window = ZerothOrder(config), torch.zeros(1, 2), window_of([1])
-    assert estimator.block_names() == names
-    pair = np.array([[1.0, 2.0]], np.float32), np.array([[2.0, 4.0]], np.float32)
-    sent = dict(zip(names, pair, strict=True))
-    reading = estimator.read(estimator.uplinks(table).decode(sent, window), window)
-    assert reading.fresh.tolist() == [kept]
-    assert [each.tolist() for each in reading.embeddings] == [each.tolist() for each in pair]
 
 
 @both_differences
