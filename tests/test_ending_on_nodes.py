@@ -145,7 +145,7 @@ class Asked:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_LOOK", "_APART", "_SILENT", "_TOLD", "_GONE", "_AGAIN"):
-        monkeypatch.setattr(watch, name, getattr(watch, name) / 20)
+        monkeypatch.setattr(watch, name, getattr(watch, name) / 50)
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_a_run_without_its_superlink_says_so_and_ends(
         until(lambda: "has not answered for" in caplog.text, 30)
         until(lambda: len(signals) >= 2, 30)  # each ends one call that waits
     assert set(signals) == {signal.SIGTERM}
-    assert senders == {signal.SIGTERM: "A SuperLink that did not answer for 1 s"}  # for the summary
+    assert senders == {signal.SIGTERM: "A SuperLink that did not answer for 0.4 s"}  # for the summary
     transport.answers.set()
 
 

@@ -158,10 +158,7 @@ PLANTED: dict[str, tuple[type, str, Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("planted", PLANTED)
 def test_a_wait_that_no_message_needs_is_found(
-    planted: str,
-    calls: list[tuple[str, list[Wait]]],
-    monkeypatch: pytest.MonkeyPatch,
-    run: Start,
+    planted: str, calls: list[tuple[str, list[Wait]]], monkeypatch: pytest.MonkeyPatch, run: Start
 ) -> None:
     """The control: one value is read a step, as a line of a log would read it."""
     owner, name, read = PLANTED[planted]
