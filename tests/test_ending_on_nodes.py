@@ -169,7 +169,8 @@ def test_a_run_without_its_superlink_says_so_and_ends(
         until(lambda: "has not answered for" in caplog.text, 30)
         until(lambda: len(signals) >= 2, 30)  # each ends one call that waits
     assert set(signals) == {signal.SIGTERM}
-    assert senders == {signal.SIGTERM: "A SuperLink that did not answer for 0.4 s"}  # for the summary
+    # For the summary.
+    assert senders == {signal.SIGTERM: "A SuperLink that did not answer for 0.4 s"}
     transport.answers.set()
 
 
