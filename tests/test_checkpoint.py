@@ -538,7 +538,6 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, kept: Path) -> Path:
-    """A copy of it."""
     return Path(shutil.copytree(kept, tmp_path / "run"))
 
 

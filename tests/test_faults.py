@@ -212,8 +212,6 @@ def without(name: str) -> Fault:
 
 
 def of_steps(change: Callable[[Any, Any], Any]) -> Fault:
-    """Alter ids and lengths together."""
-
     def both(arrays: dict[str, Any]) -> dict[str, Any]:
         ids, lengths = arrays["ids"].copy(), arrays["lengths"].copy()
         change(ids, lengths)

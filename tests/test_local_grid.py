@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from strategies.vertical import Vertical, strategy_of
-from tests.conftest import ALL_ROWS, Start
+from strategies.vertical import Vertical
+from tests.conftest import ALL_ROWS, Start, trained
 from vfl_flower import client_app
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels
@@ -161,14 +161,6 @@ def test_nodes_know_which_party_they_are() -> None:
     assert len({id(c.state) for c in contexts.values()}) == 3
 
 
-def started(keys: dict[str, Any], **more: Any) -> Vertical:
-    """Train in this process."""
-    config = resolve(keys)
-    strategy = strategy_of(config)(config, load_labels(config))
-    strategy.start(LocalGrid(client_app.app, 3, keys, config), **more)
-    return strategy
-
-
 # --- runs on the virtual clock ------------------------------------------------------------------
 
 
@@ -234,7 +226,7 @@ def test_the_same_seed_gives_the_same_run_on_the_same_clock(run: Start, strategy
 
 
 def test_a_fast_party_takes_more_steps_than_a_slow_one() -> None:
-    strategy = started({**FAST, "strategy": "vafl", "delay": "exponential", "epochs": 4})
+    strategy, _ = trained(3, {**FAST, "strategy": "vafl", "delay": "exponential", "epochs": 4})
     steps = [seat.steps for seat in strategy.run.records]
     assert steps[0] > 1.5 * max(steps[1:])
     assert sum(steps) == 3 * 4 * 8
@@ -329,6 +321,8 @@ def test_a_synchronous_run_that_ends_between_two_evaluations_answers_no_party_al
 
     monkeypatch.setattr(LabelHolder, "answer", counted)
     keys = {**ALL_ROWS, "dataset": "breast-cancer", "epochs": 3, "delay": "straggler"}
-    strategy = started({**keys, "strategy": "split-nn"}, num_rounds=2)
+    config = resolve({**keys, "strategy": "split-nn"})
+    strategy = Vertical(config, load_labels(config))
+    strategy.start(LocalGrid(client_app.app, 3, keys, config), num_rounds=2)
     assert answered and set(answered) == {3}
     assert len({record.steps for record in strategy.run.records}) == 1

@@ -97,7 +97,6 @@ def write(folder: Path, name: str, text: str = "") -> str:
 
 @pytest.fixture
 def clipped(tmp_path: Path) -> str:
-    """A user's aggregation."""
     return f"{write(tmp_path, 'clipped.py')}:Clipped"
 
 

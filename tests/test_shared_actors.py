@@ -103,15 +103,21 @@ def nothing_served() -> None:
     shared_actor._served.clear()
 
 
+def started(transport: Nodes, keys: dict[str, Any], parties: int = PARTIES) -> Vertical:
+    """Train virtual parties on these nodes."""
+    config = resolve(keys)
+    strategy = strategy_of(config)(config, load_labels(config))
+    strategy.start(SharedActors(transport, parties))
+    return strategy
+
+
 def shared(
     keys: dict[str, Any], nodes: int = 3, forget: bool = False
 ) -> tuple[Vertical, Nodes, dict[int, Arrays]]:
     """A run of virtual parties, their nodes, and what the parties have learned."""
     keys = {**keys, "parties": PARTIES}
-    config = resolve(keys)
-    strategy = strategy_of(config)(config, load_labels(config))
     transport = Nodes(nodes, keys, forget)
-    strategy.start(SharedActors(transport, PARTIES))
+    strategy = started(transport, keys)
     models = {
         party: load_arrays(context.state, f"{party}/model")
         for context in transport.contexts_of.values()
@@ -179,10 +185,7 @@ def test_an_actor_gets_one_message_for_all_of_its_parties() -> None:
 @pytest.mark.nightly
 def test_if_an_actor_fails_all_of_its_parties_fail() -> None:
     keys = {**KEYS, "strategy": "vafl", "on-party-failure": "continue", "epochs": 3}
-    config = resolve(keys)
-    strategy = strategy_of(config)(config, load_labels(config))
     transport = Nodes(2, keys)
-
     pushed = transport.push_messages
 
     def push(messages: Iterable[Message]) -> list[str]:
@@ -190,7 +193,7 @@ def test_if_an_actor_fails_all_of_its_parties_fail() -> None:
         return pushed(messages)
 
     transport.push_messages = push  # type: ignore[method-assign]
-    strategy.start(SharedActors(transport, PARTIES))
+    strategy = started(transport, keys)
     failed = [seat.party for seat in strategy.run.records if not seat.alive]
     assert failed == list(range(PARTIES // 2, PARTIES))
 

@@ -36,8 +36,6 @@ def node(tmp_path: Path) -> Context:
 
 @pytest.fixture
 def uncounted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Take the count away, for a control."""
-
     def take_away() -> None:
         monkeypatch.setattr(asked_ids, "_counts", lambda context: False)
 
@@ -123,7 +121,6 @@ def test_ids_that_are_new_to_a_kept_set_count_too(node: Context) -> None:
 
 
 def plus(one: Any, two: Any) -> Any:
-    """The sum of each two points."""
     total = np.zeros_like(one)
     _, _, add = psi._libsodium()
     for at in range(len(one)):

@@ -14,26 +14,24 @@ from flwr.app import Array, ConfigRecord, Context, Message
 from flwr.clientapp.mod import arrays_size_mod
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from strategies.vertical import Vertical, strategy_of
+from strategies.vertical import Vertical
 from tests.conftest import trained
 from tests.examples import EXAMPLES
 from tests.stream.nodes import KEYS, Streamed
 from tests.test_shared_actors import Nodes as Actors
-from tests.test_shared_actors import nothing_served
+from tests.test_shared_actors import nothing_served, started
 from vfl_flower import client_app
 from vfl_flower.client_app import PartyApp
 from vfl_flower.config.errors import PartyError, VflError
-from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.party import stacked
 from vfl_flower.party.state import load_arrays
-from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport import flower_internals
-from vfl_flower.transport.shared_actor import SharedActors
 
 __all__ = ["nothing_served"]
 
 PARTIES = 3
 SHORT: dict[str, Any] = {**KEYS, "epochs": 1}
+SHARED = {**SHORT, "parties": PARTIES}
 CARRIERS = "query.session", "query.host"
 """Kinds of messages that bring others."""
 Runtime = Callable[[list[Mod]], Vertical]
@@ -67,12 +65,9 @@ def runtime(request: pytest.FixtureRequest, streamed: Streamed) -> Runtime:
         return strategy
 
     def shared(mods: list[Mod]) -> Vertical:
-        keys = {**SHORT, "parties": PARTIES}
-        config = resolve(keys)
-        strategy = strategy_of(config)(config, load_labels(config))
-        actor = Actors(1, keys)
+        actor = Actors(1, SHARED)
         with patch.object(client_app, "app", PartyApp(mods)):
-            strategy.start(SharedActors(actor, PARTIES))
+            strategy = started(actor, SHARED, PARTIES)
         assert {message.metadata.message_type for message in actor.sent} == {"query.host"}
         return strategy
 
@@ -107,14 +102,11 @@ def test_a_mod_that_makes_a_new_message_in_a_shared_actor_is_a_sentence() -> Non
     def anew(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         return Message(call_next(message, context).content, reply_to=message)
 
-    keys = {**SHORT, "parties": PARTIES}
-    config = resolve(keys)
-    strategy = strategy_of(config)(config, load_labels(config))
     with (
         patch.object(client_app, "app", PartyApp([anew])),
         pytest.raises(VflError, match="a mod made a new message"),
     ):
-        strategy.start(SharedActors(Actors(1, keys), PARTIES))
+        started(Actors(1, SHARED), SHARED, PARTIES)
     trained(PARTIES, SHORT, PartyApp([anew]))  # in one process it serves
 
 

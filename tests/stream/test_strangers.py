@@ -48,7 +48,6 @@ from vfl_flower.transport.wire import to_failure, to_message
 
 @contextmanager
 def connected(port: int, number: int) -> Iterator[list[socket.socket]]:
-    """So many connections that say nothing."""
     with ExitStack() as stack:
         yield [
             stack.enter_context(socket.create_connection(("127.0.0.1", port), HANGING))
