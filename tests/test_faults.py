@@ -415,7 +415,8 @@ def test_embeddings_that_diverge_are_told_by_their_party(
 
 CANNOT_BE_USED = "Party 1 sent an upload that cannot be used: 'embedding' "
 LATE = {**VAFL, "max-delay": 3, "window": 1, "delay": "exponential"}
-OTHER_MESSAGES: list[tuple[dict[str, Any], Fault, str, int, str, int | None]] = [
+Case = tuple[dict[str, Any], Fault, str, int, str, int | None]
+OTHER_MESSAGES: list[Case] = [
     # options, fault, in the how many-th message of a kind, what is said, evaluations before it
     (KEYS, array("embedding", with_nan), "evaluate", 1, f"{CANNOT_BE_USED}has values", 0),
     (KEYS, array("embedding", with_nan), "evaluate", 2, f"{CANNOT_BE_USED}has values", 1),
@@ -426,17 +427,9 @@ OTHER_MESSAGES: list[tuple[dict[str, Any], Fault, str, int, str, int | None]] = 
 ]
 
 
-@pytest.mark.parametrize(("keys", "fault", "kind", "number", "said", "entries"), OTHER_MESSAGES)
-def test_a_party_may_fail_in_any_message(
-    run: Start,
-    tmp_path: Path,
-    keys: dict[str, Any],
-    fault: Fault,
-    kind: str,
-    number: int,
-    said: str,
-    entries: int | None,
-) -> None:
+@pytest.mark.parametrize("case", OTHER_MESSAGES)
+def test_a_party_may_fail_in_any_message(run: Start, tmp_path: Path, case: Case) -> None:
+    keys, fault, kind, number, said, entries = case
     client = Misbehaving(fault, kind=kind, number=number)
     finished, sentence = failing(run, tmp_path / "out", keys, client)
     assert sentence.startswith(said) and finished.summary["failure"] == sentence
@@ -448,11 +441,7 @@ def test_a_party_may_fail_in_any_message(
 
 @pytest.mark.parametrize("method", ["describe", "begin", "evaluate"])
 def test_the_text_of_an_unexpected_exception_stays_with_the_party(
-    run: Start,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    method: str,
+    run: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, method: str
 ) -> None:
     def broken(party: Party, order: Any) -> Any:
         raise ValueError("could not convert 'patient 17'")

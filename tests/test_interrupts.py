@@ -57,21 +57,12 @@ WHOLE = {**CANCER, "epochs": 3}
 
 
 @pytest.mark.one_by_day
-@pytest.mark.parametrize(
-    ("number", "error", "words"),
-    [
-        (signal.SIGINT, Interrupted, "Ctrl-C"),
-        *((each, Terminated, each.name) for each in TERMINATING),
-    ],
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, *TERMINATING])
 def test_a_run_that_is_interrupted_keeps_a_checkpoint(
-    number: signal.Signals,
-    error: type[BaseException],
-    words: str,
-    tmp_path: Path,
-    handlers: None,
-    caplog: pytest.LogCaptureFixture,
+    number: signal.Signals, tmp_path: Path, handlers: None, caplog: pytest.LogCaptureFixture
 ) -> None:
+    by_user = number == signal.SIGINT
+    error, words = (Interrupted, "Ctrl-C") if by_user else (Terminated, number.name)
     whole = run_local(2, {**WHOLE, "out": str(tmp_path / "whole")})
     folder = tmp_path / "run"
     with signalled(number, 1), pytest.raises(error) as raised:
@@ -197,15 +188,9 @@ def test_ctrl_c_keeps_what_nodes_have_trained(tmp_path: Path) -> None:
 
 
 @pytest.mark.one_by_day
-@pytest.mark.parametrize(
-    ("number", "code"), [(each, 128 + each) for each in (signal.SIGINT, *TERMINATING)]
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, *TERMINATING])
 def test_the_command_says_how_to_go_on(
-    number: signal.Signals,
-    code: int,
-    tmp_path: Path,
-    handlers: None,
-    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals, tmp_path: Path, handlers: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
     command = ["run", "-c", "dataset='breast-cancer' epochs=3", "--out", str(folder)]
@@ -215,7 +200,7 @@ def test_the_command_says_how_to_go_on(
         except SystemExit as error:
             ended = int(str(error.code))
     said = capsys.readouterr().err.splitlines()[-1]
-    assert ended == code
+    assert ended == 128 + number
     assert said.endswith(f"ended the run after 1 epochs. Set resume='{folder}' to continue.")
     assert main(["run", "-c", f"resume='{folder}'", "--out", str(tmp_path / "other")]) == 1
     said = capsys.readouterr().err.splitlines()[-1]

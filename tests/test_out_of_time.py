@@ -191,9 +191,8 @@ def test_no_newer_period_trains_or_chooses_a_model(
 @pytest.mark.parametrize(
     "keys",
     [
-        {"align": "any"},
+        {"align": "any", "strategy": "vafl"},
         {"privacy": "labels", "epsilon": 4.0},
-        {"strategy": "vafl", "embedding-size": 4},
     ],
 )
 def test_time_meets_partial_rows_noise_and_other_systems(
