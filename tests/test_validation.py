@@ -20,7 +20,7 @@ from strategies.history import History
 from strategies.party_record import State
 from strategies.vertical import Vertical, strategy_of
 from tests.conftest import ALL_ROWS, Start, nightly, trained
-from tests.organisations import ID, cancer, change, common, cut
+from tests.organisations import cancer, cut
 from tests.party.nodes import asked, refused
 from tests.party.test_state import KINDS, elsewhere, feedback_of, model_of, node, same, turn
 from tests.strategy.parts import METRICS, SPENT, TRAIN, Parts
@@ -286,43 +286,6 @@ def test_validation_rows_are_not_trained_on_and_scale_nothing(
     assert_same(unchanged[0], ran(chosen)[0])
     assert unchanged[1] == ran(chosen)[1]
     assert not is_same(unchanged[0], ran(labels.places[:5])[0])  # the control
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("own", [nightly(0), 3])
-def test_so_it_is_with_own_files(tmp_path: Path, own: int) -> None:
-    organisations = cut(tmp_path, cancer(columns=9), own=own, suffixes=(".csv",))
-    ids = np.array(common(organisations))
-    train, test, validation = divide(resolve(organisations.keys).data, len(ids))
-    keys = {"align": "psi", "epochs": 2, "patience": 0.0, "eval-every": 2.0, "noise-seed": 0}
-    number = 0
-
-    def ran(others: Array) -> dict[str, Array]:
-        """The model where the rows of these ids have other features and labels, everywhere."""
-        nonlocal number
-        number += 1
-
-        def other(table: pd.DataFrame) -> pd.DataFrame:
-            here = table[ID].isin(others)
-            columns = [name for name in table if name.startswith("f")]
-            table.loc[here, columns] *= 100
-            if "label" in table:
-                table.loc[here, "label"] = 1 - table.loc[here, "label"]
-            return table
-
-        files = [organisations.labels, *organisations.files]
-        before = [path.read_bytes() for path in files]
-        for path in files:
-            change(path, other)
-        run = organisations.run(f"run-{number}", keys)
-        for path, content in zip(files, before, strict=True):
-            path.write_bytes(content)
-        assert run.summary["validation_loss"] is not None
-        return run.parameters("top") | run.parameters("party-1")
-
-    unchanged = ran(ids[:0])
-    assert_same(unchanged, ran(ids[test[:validation]]))
-    assert not is_same(unchanged, ran(ids[train[:5]]))  # the control
 
 
 # --- parties that are away, or have lost their state --------------------------------------------
