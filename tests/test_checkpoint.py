@@ -92,6 +92,22 @@ def assert_equal_runs(one: Run, other: Run, parties: int = 3) -> None:
         assert figures(mine) == figures(others)
 
 
+def ends_the_same(tmp_path: Path, keys: dict[str, Any]) -> tuple[int, Path]:
+    """Cut a run and go on: it equals one that is not cut. The checkpoint's number, and the folder.
+
+    An epoch has 8 steps, so that checkpoints are within one.
+    """
+    every = 5 if keys.get("window") else 20
+    keys = {**CANCER, **keys, "epochs": 3, "checkpoint-every": every}
+    whole = run_local(3, {**keys, "out": str(tmp_path / "whole")})
+    folder = interrupted(tmp_path / "cut", keys, 2)
+    number = checkpoint.load(folder).number
+    assert 0 < len(checkpoint.load(folder).strategy["history"]["entries"]) < 2
+    # Exchanges are numbered, and decide noise: both runs must keep checkpoints alike.
+    assert_equal_runs(resumed(folder, **{"checkpoint-every": every}), whole)
+    return number, folder
+
+
 SYSTEMS_TO_CUT: dict[str, dict[str, Any]] = {
     "split-nn with Adam": {"optimizer": "adam", "party-lr": 0.01, "server-lr": 0.01},
     "momentum and windows": {"optimizer": "momentum", "window": 4},
@@ -133,15 +149,7 @@ SYSTEMS_TO_CUT: dict[str, dict[str, Any]] = {
 def test_a_synchronous_run_ends_as_if_it_had_never_stopped(
     tmp_path: Path, keys: dict[str, Any]
 ) -> None:
-    # 8 steps an epoch, so that checkpoints are within one.
-    every = 5 if keys.get("window") else 20
-    keys = {**CANCER, **keys, "epochs": 3, "checkpoint-every": every}
-    whole = run_local(3, {**keys, "out": str(tmp_path / "whole")})
-    folder = interrupted(tmp_path / "cut", keys, 2)
-    number = checkpoint.load(folder).number
-    assert 0 < len(checkpoint.load(folder).strategy["history"]["entries"]) < 2
-    # Exchanges are numbered, and decide noise: both runs must keep checkpoints alike.
-    assert_equal_runs(resumed(folder, **{"checkpoint-every": every}), whole)
+    number, folder = ends_the_same(tmp_path, keys)
     assert checkpoint.load(folder).finished and checkpoint.load(folder).number > number
 
 
@@ -201,11 +209,7 @@ ASYNCHRONOUS: dict[str, dict[str, Any]] = {
 def test_an_asynchronous_run_goes_on_from_its_last_checkpoint(
     tmp_path: Path, keys: dict[str, Any]
 ) -> None:
-    every = 5 if keys.get("window") else 20
-    keys = {**CANCER, **keys, "epochs": 3, "checkpoint-every": every}
-    whole = run_local(3, {**keys, "out": str(tmp_path / "whole")})
-    folder = interrupted(tmp_path / "cut", keys, 2)
-    assert_equal_runs(resumed(folder, **{"checkpoint-every": every}), whole)
+    ends_the_same(tmp_path, keys)
 
 
 @pytest.mark.one_by_day
@@ -302,15 +306,44 @@ def released(folder: Path) -> list[Event]:
     return list(Journal(folder / "releases.journal").read())
 
 
+def shorten(folder: Path, count: int) -> None:
+    """Keep the first events of a journal, as an older one has them."""
+    events, path = released(folder)[:count], folder / "releases.journal"
+    path.unlink()
+    journal = Journal(path, checkpoint.load(folder).run.partition("-")[0])
+    assert list(journal.read()) == []
+    for event in events:
+        journal.write(event)
+
+
 DPZV = {**CANCER, "strategy": "dpzv", "epochs": 3, "window": 4, "noise-multiplier": 1.5}
 
 
-def test_scalars_that_are_sent_again_stay_counted(tmp_path: Path) -> None:
-    keys = {**DPZV, "delta": 1e-3, "checkpoint-every": 5}
-    whole = run_local(2, {**keys, "out": str(tmp_path / "whole")})
+COUNTED = {**DPZV, "delta": 1e-3, "checkpoint-every": 5}
+
+
+@pytest.fixture(scope="module")
+def counted_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that was cut short at its second evaluation, and the memory beside it."""
+    made = tmp_path_factory.mktemp("counted")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(made / "state"))
+        interrupted(made / "cut", COUNTED, 2, 2)
+    return made
+
+
+@pytest.fixture
+def counted(counted_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that run, whose memory is a copy too."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    shutil.copytree(counted_run, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "cut"
+
+
+def test_scalars_that_are_sent_again_stay_counted(tmp_path: Path, counted: Path) -> None:
+    whole, folder = run_local(2, {**COUNTED, "out": str(tmp_path / "whole")}), counted
     planned = 3 * 8 * 2  # epochs, steps and parties
     assert sum(event[2] for event in released(tmp_path / "whole")) == planned
-    folder = interrupted(tmp_path / "cut", keys, 2, 2)
     before = sum(event[2] for event in released(folder))
     again = before - checkpoint.load(folder).strategy["plan"]["answered"]
     assert again > 0
@@ -357,16 +390,18 @@ def test_a_run_that_goes_on_gives_no_answer_beyond_its_budget(tmp_path: Path) ->
 
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("torn", [1, 4, 23, 30, 120])
-def test_an_event_of_a_journal_may_be_torn_while_it_is_written(tmp_path: Path, torn: int) -> None:
+def test_an_event_of_a_journal_may_be_torn_while_it_is_written(
+    counted: Path, tmp_path: Path, torn: int
+) -> None:
     """It is written before what it counts is sent, so that was not sent."""
-    folder = interrupted(tmp_path / "cut", {**DPZV, "checkpoint-every": 5}, 2, 2)
+    folder = counted
     journal = folder / "releases.journal"
     whole, events = journal.read_bytes(), released(folder)
     next_one = Journal(Path(shutil.copy(journal, tmp_path)))
     assert len(list(next_one.read())) == len(events)
     next_one.write(Event(4, 0, 4, 0, 0, np.arange(30, dtype=np.int32)))
     journal.write_bytes(whole + next_one.path.read_bytes()[len(whole) : -torn])
-    releases, accountant = log_of_run(DPZV)
+    releases, accountant = log_of_run(COUNTED)
     releases.keep(journal)
     assert accountant.released == sum(event[2] for event in events)
     resumed(folder, 2)
@@ -375,22 +410,18 @@ def test_an_event_of_a_journal_may_be_torn_while_it_is_written(tmp_path: Path, t
 
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("how", ["gone", "cut", "empty", "older", "flipped", "of another run"])
-def test_a_run_whose_journal_is_not_as_it_was_is_not_gone_on_with(tmp_path: Path, how: str) -> None:
-    keys = {**DPZV, "checkpoint-every": 5}
-    folder = interrupted(tmp_path / "cut", keys, 2, 2)
+def test_a_run_whose_journal_is_not_as_it_was_is_not_gone_on_with(
+    counted: Path, tmp_path: Path, how: str
+) -> None:
+    folder = counted
     journal = folder / "releases.journal"
     whole = journal.read_bytes()
     if how == "gone":
         journal.unlink()
     elif how == "older":  # than the checkpoint
-        of_old = checkpoint.load(folder).strategy["journal"][0] - 1
-        old = Journal(tmp_path / "old", checkpoint.load(folder).run.partition("-")[0])
-        assert list(old.read()) == []
-        for event in released(folder)[:of_old]:
-            old.write(event)
-        journal.write_bytes(old.path.read_bytes())
+        shorten(folder, checkpoint.load(folder).strategy["journal"][0] - 1)
     elif how == "of another run":
-        another = interrupted(tmp_path / "another", keys, 2, 2) / journal.name
+        another = interrupted(tmp_path / "another", COUNTED, 2, 2) / journal.name
         journal.write_bytes(another.read_bytes())
     else:
         flipped = whole[:99] + b"x" + whole[100:]
@@ -401,11 +432,9 @@ def test_a_run_whose_journal_is_not_as_it_was_is_not_gone_on_with(tmp_path: Path
 @pytest.mark.parametrize("second", ["kept", "lost"])
 @pytest.mark.parametrize("how", ["the journal is from before the end", "all of the folder is"])
 def test_a_run_that_is_restored_to_an_earlier_time_is_not_gone_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, second: str
+    counted: Path, tmp_path: Path, how: str, second: str
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    keys = {**DPZV, "checkpoint-every": 5}
-    folder = interrupted(tmp_path / "cut", keys, 1, 2)
+    folder = counted
     if how == "all of the folder is":
         earlier = shutil.copytree(folder, tmp_path / "earlier")
         with cut_after(1), pytest.raises(Cut):
@@ -414,14 +443,8 @@ def test_a_run_that_is_restored_to_an_earlier_time_is_not_gone_on_with(
         shutil.copytree(earlier, folder)
     else:
         of_checkpoint = checkpoint.load(folder).strategy["journal"][0]
-        all_events = released(folder)
-        assert of_checkpoint < len(all_events)
-        (folder / "releases.journal").unlink()
-        (number, _, _) = checkpoint.load(folder).run.partition("-")
-        journal = Journal(folder / "releases.journal", number)
-        assert list(journal.read()) == []
-        for event in all_events[:of_checkpoint]:
-            journal.write(event)
+        assert of_checkpoint < len(released(folder))
+        shorten(folder, of_checkpoint)
     if second == "lost":  # the control
         shutil.rmtree(tmp_path / "state")
         resumed(folder, 2)
@@ -429,8 +452,8 @@ def test_a_run_that_is_restored_to_an_earlier_time_is_not_gone_on_with(
         fails(folder, r"releases.journal is older than .*, or a copy of the run went on, and with")
 
 
-def test_one_copy_of_a_run_is_gone_on_with_and_no_other(tmp_path: Path) -> None:
-    folder = interrupted(tmp_path / "cut", {**DPZV, "checkpoint-every": 5}, 2, 2)
+def test_one_copy_of_a_run_is_gone_on_with_and_no_other(counted: Path, tmp_path: Path) -> None:
+    folder = counted
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     renamed = folder.rename(tmp_path / "renamed")
     resumed(renamed, 2)
@@ -515,7 +538,6 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, kept: Path) -> Path:
-    """A copy of it."""
     return Path(shutil.copytree(kept, tmp_path / "run"))
 
 

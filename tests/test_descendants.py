@@ -1,6 +1,5 @@
 """Processes end with the process that has started them, even if it is killed."""
 
-import json
 import os
 import signal
 import subprocess
@@ -227,27 +226,3 @@ def test_a_run_ends_with_its_command(engine: str, mark: str, probe: str, tmp_pat
     before = evaluations(out)
     until(lambda: evaluations(out) > before + 1)  # nobody waits for it, and it goes on
     assert sum(map(is_running, family)) >= 9
-
-
-@pytest.mark.nightly
-def test_a_killed_worker_of_the_tests_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "test_one.py").write_text(
-        "import json, os, subprocess\n"
-        "from pathlib import Path\n"
-        "def test_one():\n"
-        "    child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
-        f"    text = json.dumps([os.getpid(), child.pid])\n"
-        f"    Path({str(tmp_path / 'pids.new')!r}).write_text(text)\n"
-        f"    os.rename({str(tmp_path / 'pids.new')!r}, {str(tmp_path / 'pids')!r})\n"
-        "    child.wait()\n"
-    )
-    words = ["-n", "1", "-p", "tests.conftest", "-p", "no:cacheprovider", str(tmp_path)]
-    tests = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *words, "--rootdir", str(tmp_path)], cwd=CHECKOUT
-    )
-    until(lambda: (tmp_path / "pids").exists() or tests.poll() is not None)
-    worker, child = map(psutil.Process, json.loads((tmp_path / "pids").read_text()))
-    worker.kill()
-    until(lambda: not is_running(child), SOON)
-    tests.terminate()
-    tests.wait()

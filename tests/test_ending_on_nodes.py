@@ -39,15 +39,12 @@ def on_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(
-    ("number", "words"), [(signal.SIGINT, "`flwr stop`"), (signal.SIGTERM, "SIGTERM")]
-)
+STOPS = {signal.SIGINT: "`flwr stop`", signal.SIGTERM: "SIGTERM"}
+
+
+@pytest.mark.parametrize("number", STOPS)
 def test_a_run_that_is_stopped_keeps_a_checkpoint_and_a_summary(
-    number: signal.Signals,
-    words: str,
-    tmp_path: Path,
-    on_nodes: None,
-    caplog: pytest.LogCaptureFixture,
+    number: signal.Signals, tmp_path: Path, on_nodes: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "run"
     with (
@@ -57,7 +54,7 @@ def test_a_run_that_is_stopped_keeps_a_checkpoint_and_a_summary(
     ):  # Flower may signal twice
         run_local(2, {**CANCER, "epochs": 3, "out": str(folder)})
     said = json.loads((folder / "summary.json").read_text())["failure"]
-    assert said == f"{words} ended the run after 1 epochs."
+    assert said == f"{STOPS[number]} ended the run after 1 epochs."
     found = checkpoint.load(folder)
     assert not found.finished and len(found.strategy["history"]["entries"]) == 1
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
@@ -145,7 +142,7 @@ class Asked:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_LOOK", "_APART", "_SILENT", "_TOLD", "_GONE", "_AGAIN"):
-        monkeypatch.setattr(watch, name, getattr(watch, name) / 20)
+        monkeypatch.setattr(watch, name, getattr(watch, name) / 50)
 
 
 @pytest.fixture
@@ -169,7 +166,8 @@ def test_a_run_without_its_superlink_says_so_and_ends(
         until(lambda: "has not answered for" in caplog.text, 30)
         until(lambda: len(signals) >= 2, 30)  # each ends one call that waits
     assert set(signals) == {signal.SIGTERM}
-    assert senders == {signal.SIGTERM: "A SuperLink that did not answer for 1 s"}  # for the summary
+    # For the summary.
+    assert senders == {signal.SIGTERM: "A SuperLink that did not answer for 0.4 s"}
     transport.answers.set()
 
 

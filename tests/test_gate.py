@@ -45,12 +45,8 @@ class Called:
     def __init__(self, path: str, headers: dict[str, str], body: Iterator[bytes]) -> None:
         headers = {"content-type": PROTOBUF_MEDIA_TYPE, **headers}
         names = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-        self.scope: dict[str, Any] = {
-            "type": "http",
-            "method": "POST",
-            "path": path,
-            "headers": names,
-        }
+        self.scope: dict[str, Any] = {"type": "http", "method": "POST", "path": path}
+        self.scope |= {"headers": names}
         self.scope |= {"query_string": b"", "scheme": "https", "server": ("here", 1)}
         self.scope |= {"client": ("there", 1), "http_version": "1.1", "raw_path": path.encode()}
         self.body, self.next = body, next(body, b"")

@@ -16,13 +16,7 @@ from vfl_flower.launch.processes import reserved_port
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 # A message a step, so that a run lasts for some seconds.
-LONG: dict[str, Any] = {
-    **EF_VFL,
-    "window": 1,
-    "epochs": 100,
-    "patience": 0.0,
-    "transport": "stream",
-}
+LONG: dict[str, Any] = {**EF_VFL, "window": 1, "patience": 0.0, "transport": "stream"}
 
 
 def test_parties_that_are_killed_and_started_again_go_on(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
@@ -19,7 +20,7 @@ from tests.fleet import ray_cluster
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.data.at_label_holder import load_labels
-from vfl_flower.launch.engines import Finished, predict_local, run_local, run_ray
+from vfl_flower.launch.engines import predict_local, run_local, run_ray
 from vfl_flower.launch.processes import ray_cpus
 from vfl_flower.party import session as between
 from vfl_flower.party import stacked
@@ -102,15 +103,21 @@ def nothing_served() -> None:
     shared_actor._served.clear()
 
 
+def started(transport: Nodes, keys: dict[str, Any], parties: int = PARTIES) -> Vertical:
+    """Train virtual parties on these nodes."""
+    config = resolve(keys)
+    strategy = strategy_of(config)(config, load_labels(config))
+    strategy.start(SharedActors(transport, parties))
+    return strategy
+
+
 def shared(
     keys: dict[str, Any], nodes: int = 3, forget: bool = False
 ) -> tuple[Vertical, Nodes, dict[int, Arrays]]:
     """A run of virtual parties, their nodes, and what the parties have learned."""
     keys = {**keys, "parties": PARTIES}
-    config = resolve(keys)
-    strategy = strategy_of(config)(config, load_labels(config))
     transport = Nodes(nodes, keys, forget)
-    strategy.start(SharedActors(transport, PARTIES))
+    strategy = started(transport, keys)
     models = {
         party: load_arrays(context.state, f"{party}/model")
         for context in transport.contexts_of.values()
@@ -178,10 +185,7 @@ def test_an_actor_gets_one_message_for_all_of_its_parties() -> None:
 @pytest.mark.nightly
 def test_if_an_actor_fails_all_of_its_parties_fail() -> None:
     keys = {**KEYS, "strategy": "vafl", "on-party-failure": "continue", "epochs": 3}
-    config = resolve(keys)
-    strategy = strategy_of(config)(config, load_labels(config))
     transport = Nodes(2, keys)
-
     pushed = transport.push_messages
 
     def push(messages: Iterable[Message]) -> list[str]:
@@ -189,7 +193,7 @@ def test_if_an_actor_fails_all_of_its_parties_fail() -> None:
         return pushed(messages)
 
     transport.push_messages = push  # type: ignore[method-assign]
-    strategy.start(SharedActors(transport, PARTIES))
+    strategy = started(transport, keys)
     failed = [seat.party for seat in strategy.run.records if not seat.alive]
     assert failed == list(range(PARTIES // 2, PARTIES))
 
@@ -235,13 +239,16 @@ def test_a_real_node_is_no_shared_actor() -> None:
 # --- many messages as one -------------------------------------------------------------------------
 
 
+ORDER = TrainOrder(exchange=1, epoch=2, first=3, steps=4, coordinated=True)
+
+
 def test_what_is_packed_comes_as_it_was() -> None:
     arrays: dict[str, Any] = {
         "a": np.arange(6, dtype=np.int32).reshape(2, 3),
         "b": np.ones((0, 4)),
         "c": np.bool_([1]),
     }
-    order = TrainOrder(exchange=1, epoch=2, first=3, steps=4, coordinated=True, arrays=arrays)
+    order = replace(ORDER, arrays=arrays)
     calls = [wire.to_message(order, 7, 60.0, call=True), wire.to_message(order, 8, 60.0, call=True)]
     upload = wire.to_reply(Upload(party=1, exchange=1, arrays=arrays), calls[0])
     failure = wire.to_failure("is broken.", calls[1], out_of_step=True)
@@ -259,16 +266,14 @@ def test_what_is_packed_comes_as_it_was() -> None:
 
 
 def test_a_call_that_was_looked_at_is_packed_as_it_then_says() -> None:
-    order = TrainOrder(exchange=1, epoch=2, first=3, steps=4, coordinated=True)
-    call = wire.to_message(order, 7, 60.0, call=True)
+    call = wire.to_message(ORDER, 7, 60.0, call=True)
     assert call.content["scalars"]
     ((node, payload),) = wire.unpack_many(wire.pack_many([call]))
     assert node == 7 and isinstance(payload, TrainOrder) and payload.steps == 4
 
 
 def test_a_failure_that_does_not_say_why_is_told_so() -> None:
-    order = TrainOrder(exchange=1, epoch=2, first=3, steps=4, coordinated=True)
-    call = wire.to_message(order, 7, 60.0, call=True)
+    call = wire.to_message(ORDER, 7, 60.0, call=True)
     ((_, cause),) = wire.unpack_many(wire.pack_many([Message(Error(code=1), reply_to=call)]))
     assert isinstance(cause, VflError) and str(cause) == "it did not say why"
 
@@ -281,18 +286,12 @@ def test_a_failure_that_does_not_say_why_is_told_so() -> None:
         [{"node": 1, "kind": "TrainOrder", "scalars": [], "arrays": []}],
         [{"node": 1, "kind": "TrainOrder", "scalars": [1] * 5, "arrays": [["a", "<f4", [-1]]]}],
         7,
+        b"[" * 100_000,
     ],
-    ids=["a list", "no node", "too few scalars", "a negative shape", "no list"],
+    ids=["a list", "no node", "too few scalars", "a negative shape", "no list", "without end"],
 )
 def test_odd_heads_are_refused_with_a_sentence(head: Any) -> None:
-    said = json.dumps(head).encode()
-    packed = np.frombuffer(len(said).to_bytes(8, "big") + said, np.uint8)
-    with pytest.raises(VflError, match="messages that do not decode"):
-        wire.unpack_many(packed)
-
-
-def test_a_head_that_is_nested_without_end_is_refused_with_a_sentence() -> None:
-    said = b"[" * 100_000
+    said = head if isinstance(head, bytes) else json.dumps(head).encode()
     packed = np.frombuffer(len(said).to_bytes(8, "big") + said, np.uint8)
     with pytest.raises(VflError, match="messages that do not decode"):
         wire.unpack_many(packed)
@@ -304,9 +303,7 @@ def test_a_head_that_is_nested_without_end_is_refused_with_a_sentence() -> None:
     ids=["nothing", "no head", "half a head", "too few bytes", "moved"],
 )
 def test_what_does_not_unpack_is_refused_with_a_sentence(cut: slice) -> None:
-    order = TrainOrder(
-        exchange=1, epoch=2, first=3, steps=4, coordinated=True, arrays={"a": np.ones(9)}
-    )
+    order = replace(ORDER, arrays={"a": np.ones(9)})
     packed = wire.pack_many([wire.to_message(order, 7, 60.0, call=True)])
     assert len(wire.unpack_many(packed)) == 1
     with pytest.raises(VflError, match="messages that do not decode"):
@@ -361,21 +358,3 @@ def test_a_cluster_that_is_not_there_is_said_in_a_sentence(monkeypatch: pytest.M
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.2:1")
     with pytest.raises(ConfigError, match="is not a Ray cluster that this machine belongs to"):
         ray_cpus()
-
-
-@pytest.mark.nightly
-def test_256_virtual_parties_on_two_actors_of_ray_learn_what_they_do_in_process(
-    tmp_path: Path,
-) -> None:
-    generator = np.random.default_rng(0)
-    x = generator.standard_normal((200, 512), np.float32)
-    np.savez(tmp_path / "rows.npz", X=x, y=(x.sum(1) > 0).astype(np.int64))
-    keys = {**KEYS, "dataset": f"npz:{tmp_path}/rows.npz", "window": 1}
-    runs: list[Finished] = [
-        run_ray(256, {**keys, "out": str(tmp_path / "ray")}, actors=2),
-        run_local(256, {**keys, "out": str(tmp_path / "local")}),
-    ]
-    ours, theirs = (run.history[-1] for run in runs)
-    assert runs[0].summary["transport"] == "stream" and runs[0].summary["parties"] == 256
-    assert ours["test_loss"] == pytest.approx(theirs["test_loss"], rel=1e-4)
-    assert ours["exchanges"] == theirs["exchanges"] and ours["bytes_up"] == theirs["bytes_up"]

@@ -20,14 +20,12 @@ from strategies.history import History
 from strategies.turns import State
 from strategies.vertical import Vertical, strategy_of
 from tests.conftest import ALL_ROWS, Start, nightly, trained
-from tests.fleet import assert_equals, evaluations, fleet, until
-from tests.organisations import ID, cancer, change, common, cut
+from tests.organisations import cancer, cut
 from tests.party.nodes import asked, refused
 from tests.party.test_state import KINDS, elsewhere, feedback_of, model_of, node, same, turn
 from tests.strategy.parts import METRICS, SPENT, TRAIN, Parts
 from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
 from tests.test_faults import Misbehaving, answers_in_vain, refuses
-from tests.test_kills import kill
 from tests.test_label_noise import drawn
 from tests.test_sources import hugging_face, photographs
 from vfl_flower import client_app
@@ -219,34 +217,6 @@ def test_a_run_that_is_cut_short_ends_with_the_same_best_model(
         assert_equal_runs(resumed(folder, **EVERY), whole(name))
 
 
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_nodes_that_are_killed_after_the_best_end_with_the_same_best_model(
-    overfitted: dict[str, Any], tmp_path: Path, run: Start
-) -> None:
-    keys = {**overfitted, "window": 1, "checkpoint-every": 20, "transport": "stream"}
-    keys |= {"patience": 12.0}
-    in_process = run(2, keys)
-    best = int(in_process.summary["best_epoch"])
-    states = {"states": str(tmp_path / "states"), **permitted(keys)}
-    with fleet(2, tmp_path, states) as nodes:
-        submitted = nodes.submit(keys)
-        until(lambda: evaluations(submitted[1]) > best + 2)
-        assert submitted[0].poll() is None, "the run is too short to be killed"
-        kill(nodes)
-    folder = submitted[1].folder
-    with fleet(2, tmp_path, states) as nodes:
-        process = nodes.superlink.submit({"resume": str(folder)}, 2, tmp_path / "flower.log")
-        assert process.wait(400) == 0
-    assert submitted[1].summary["best_epoch"] == best
-    assert_equals(submitted[1], in_process)
-
-
-def permitted(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that nodes set themselves if all have one owner."""
-    return {name: keys[name] for name in ("dataset", "noise-seed")}
-
-
 # --- who chooses, and who does not --------------------------------------------------------------
 
 
@@ -318,88 +288,50 @@ def test_validation_rows_are_not_trained_on_and_scale_nothing(
     assert not is_same(unchanged[0], ran(labels.places[:5])[0])  # the control
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("own", [nightly(0), 3])
-def test_so_it_is_with_own_files(tmp_path: Path, own: int) -> None:
-    organisations = cut(tmp_path, cancer(columns=9), own=own, suffixes=(".csv",))
-    ids = np.array(common(organisations))
-    train, test, validation = divide(resolve(organisations.keys).data, len(ids))
-    keys = {"align": "psi", "epochs": 2, "patience": 0.0, "eval-every": 2.0, "noise-seed": 0}
-    number = 0
-
-    def ran(others: Array) -> dict[str, Array]:
-        """The model where the rows of these ids have other features and labels, everywhere."""
-        nonlocal number
-        number += 1
-
-        def other(table: pd.DataFrame) -> pd.DataFrame:
-            here = table[ID].isin(others)
-            columns = [name for name in table if name.startswith("f")]
-            table.loc[here, columns] *= 100
-            if "label" in table:
-                table.loc[here, "label"] = 1 - table.loc[here, "label"]
-            return table
-
-        files = [organisations.labels, *organisations.files]
-        before = [path.read_bytes() for path in files]
-        for path in files:
-            change(path, other)
-        run = organisations.run(f"run-{number}", keys)
-        for path, content in zip(files, before, strict=True):
-            path.write_bytes(content)
-        assert run.summary["validation_loss"] is not None
-        return run.parameters("top") | run.parameters("party-1")
-
-    unchanged = ran(ids[:0])
-    assert_same(unchanged, ran(ids[test[:validation]]))
-    assert not is_same(unchanged, ran(ids[train[:5]]))  # the control
-
-
 # --- parties that are away, or have lost their state --------------------------------------------
 
 
-def test_a_party_that_was_away_changes_the_choice_to_what_all_can_go_back_to() -> None:
+def evaluated(*losses: float) -> Parts:
+    """Parts of a run with these validation losses."""
     parts = Parts({"on-party-failure": "continue"})
     parts.run.attach([BestModel(lambda records: None)])
-    for loss in (0.5, 0.6):
+    for number, loss in enumerate(losses, 1):
         parts.budget.answered += 30
+        for record in parts.records:
+            record.evaluation = number
         entry = parts.history.record(parts.budget, 3, SPENT, None, Metrics(loss), METRICS)
         parts.run.tell("evaluated", entry)
-    assert parts.history.best == 0
-    parts.run.stop("It is enough")
+    return parts
+
+
+def is_asked_back(parts: Parts) -> None:
+    """Party 1 fails."""
     parts.send(1, TRAIN)
     parts.take_failure(1, "raised an error.")
-    parts.post.sent.clear()
     parts.budget.answered += 30
     parts.messenger.ask_back()
+
+
+def test_a_party_that_was_away_changes_the_choice_to_what_all_can_go_back_to() -> None:
+    parts = evaluated(0.5, 0.6)
+    assert parts.history.best == 0
+    parts.run.stop("It is enough")
+    is_asked_back(parts)
     parts.rejoin(1)
     seat = parts.records[1]
     assert seat.state is State.IDLE and not seat.remembers
     assert parts.budget.left == 0  # it has stopped, whoever comes back
     assert parts.history.best is None
     parts.history.best, parts.history.restored = 0, True  # at the end it is too late to choose
-    parts.send(1, TRAIN)
-    parts.take_failure(1, "raised an error.")
-    parts.budget.answered += 30
-    parts.messenger.ask_back()
+    is_asked_back(parts)
     parts.rejoin(1)
     assert parts.history.best == 0
 
 
 @pytest.mark.parametrize("copy", ["none", "older", "best"])
 def test_the_best_model_stays_if_the_returned_party_has_its_copy(copy: str) -> None:
-    parts = Parts({"on-party-failure": "continue"})
-    parts.run.attach([BestModel(lambda records: None)])
-    for number, loss in enumerate([0.3, 0.5], 1):
-        parts.budget.answered += 30
-        for record in parts.records:
-            record.evaluation = number
-        entry = parts.history.record(parts.budget, 3, SPENT, None, Metrics(loss), METRICS)
-        parts.run.tell("evaluated", entry)
-    parts.send(1, TRAIN)
-    parts.take_failure(1, "raised an error.")
-    parts.budget.answered += 30
-    parts.messenger.ask_back()
+    parts = evaluated(0.3, 0.5)
+    is_asked_back(parts)
     best, last = {"none": (0, 0), "older": (0, 2), "best": (1, 0)}[copy]
     parts.rejoin(1, replace(parts.describe(1), best=best, last=last))
     assert parts.history.best == (0 if copy == "best" else None)

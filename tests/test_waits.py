@@ -41,7 +41,8 @@ SUMS = [("arrays.py:peak", "to the CPU")]
 
 FIRST = {"upload": [UPLOAD], "answer": [ROWS, LOSSES, ANSWER]}
 ADAM = {"optimizer": "adamw", "party-lr": 0.01, "server-lr": 0.01, "lr-schedule": "one-cycle"}
-STEPS: dict[str, tuple[int, dict[str, Any], dict[str, list[Wait]]]] = {
+Step = tuple[int, dict[str, Any], dict[str, list[Wait]]]
+STEPS: dict[str, Step] = {
     "one step": (3, {"optimizer": "sgd", "party-lr": 0.1}, FIRST),
     "adam, clipped": (3, {**ADAM, "clip-gradient": 0.5}, FIRST),
     "a window": (3, {**WINDOWS, "optimizer": "sgd", "lr-schedule": "cosine"}, FIRST),
@@ -124,14 +125,11 @@ def calls(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list
 
 
 @pytest.mark.one_by_day
-@pytest.mark.parametrize(("parties", "keys", "expected"), STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_a_step_waits_for_what_leaves_the_gpu_alone(
-    parties: int,
-    keys: dict[str, Any],
-    expected: dict[str, list[Wait]],
-    calls: list[tuple[str, list[Wait]]],
-    run: Start,
+    step: Step, calls: list[tuple[str, list[Wait]]], run: Start
 ) -> None:
+    parties, keys, expected = step
     run(parties, {**CANCER, **keys, "device": "cuda"})
     check(calls, expected)
 
@@ -158,10 +156,7 @@ PLANTED: dict[str, tuple[type, str, Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("planted", PLANTED)
 def test_a_wait_that_no_message_needs_is_found(
-    planted: str,
-    calls: list[tuple[str, list[Wait]]],
-    monkeypatch: pytest.MonkeyPatch,
-    run: Start,
+    planted: str, calls: list[tuple[str, list[Wait]]], monkeypatch: pytest.MonkeyPatch, run: Start
 ) -> None:
     """The control: one value is read a step, as a line of a log would read it."""
     owner, name, read = PLANTED[planted]

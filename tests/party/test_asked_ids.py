@@ -36,8 +36,6 @@ def node(tmp_path: Path) -> Context:
 
 @pytest.fixture
 def uncounted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Take the count away, for a control."""
-
     def take_away() -> None:
         monkeypatch.setattr(asked_ids, "_counts", lambda context: False)
 
@@ -52,6 +50,13 @@ def members(node: Context, ids: list[bytes], blinding: Blinding | None = None) -
     answer = asked(node, order, Aligned).arrays
     mine, _ = match(psi.outputs(ids, blinding.undone(answer["again"])), answer["own"])
     return {ids[row] for row in mine}
+
+
+def refused_ids(node: Context, why: str, *given: Any) -> str:
+    """Return what a party says that may not be asked about ids."""
+    with pytest.raises(VflError, match=why) as raised:
+        members(node, *(given or (IDS,)))
+    return str(raised.value)
 
 
 def found_by(guesses: Iterable[list[bytes]], node: Context) -> set[bytes]:
@@ -87,10 +92,8 @@ def test_an_id_that_was_asked_about_before_is_free(node: Context) -> None:
         node = in_a_later_run(node)
         assert members(node, IDS, lasting) == set(IDS)
     assert members(node, IDS[:7], lasting) == set(IDS[:7])
-    with pytest.raises(VflError, match=MORE.format(1, 60)):
-        members(node, [*IDS[:30], STRANGE[0]], lasting)
-    with pytest.raises(VflError, match=MORE.format(60, 60)):
-        members(node, IDS, Blinding())
+    refused_ids(node, MORE.format(1, 60), [*IDS[:30], STRANGE[0]], lasting)
+    refused_ids(node, MORE.format(60, 60), IDS, Blinding())
     assert count_of(node)["asked"] == 60 and count_of(node)["left"] == 0
     assert members(node, IDS, lasting) == set(IDS)
 
@@ -118,7 +121,6 @@ def test_ids_that_are_new_to_a_kept_set_count_too(node: Context) -> None:
 
 
 def plus(one: Any, two: Any) -> Any:
-    """The sum of each two points."""
     total = np.zeros_like(one)
     _, _, add = psi._libsodium()
     for at in range(len(one)):
@@ -202,13 +204,11 @@ def test_the_rate_of_a_day(node: Context, monkeypatch: pytest.MonkeyPatch) -> No
     members(node, IDS[:30], lasting)
     for days in (0.4, -0.4, -3.0):  # nor does a clock that goes back begin a day
         at(days)
-        with pytest.raises(VflError, match=f"about 20 {rate}"):
-            members(node, IDS[20:50], lasting)
+        refused_ids(node, f"about 20 {rate}", IDS[20:50], lasting)
     at(0.6)
     members(node, IDS[20:50], lasting)
     assert count_of(node) == {**count_of(node), "asked": 50, "that day": 20, "left that day": 20}
-    with pytest.raises(VflError, match=f"about 30 {rate}"):
-        members(node, STRANGE[:30], lasting)
+    refused_ids(node, f"about 30 {rate}", STRANGE[:30], lasting)
     members(node, IDS[:40], lasting)
 
 
@@ -234,28 +234,25 @@ def test_a_count_that_is_damaged_lets_nothing_pass(node: Context, tmp_path: Path
     asked = whole.index(b"asked")  # the name in an entry, and the total soon after it
     for content in (b"", whole[:-8], whole[:asked] + whole[asked:].replace(b"\x3c", b"\x0a", 1)):
         path.write_bytes(content)
-        with pytest.raises(VflError, match="cannot count the ids that it is asked about"):
-            members(node, IDS)
+        refused_ids(node, "cannot count the ids that it is asked about")
 
 
-def test_a_count_that_another_user_can_change_lets_nothing_pass(
-    node: Context, tmp_path: Path
+@pytest.mark.parametrize(
+    ("loop", "sentence"),
+    [
+        (False, "in a folder that other users can change"),
+        (True, "cannot read the folder of its alignments"),
+    ],
+)
+def test_a_folder_of_counts_that_nobody_can_trust_lets_nothing_pass(
+    node: Context, tmp_path: Path, loop: bool, sentence: str
 ) -> None:
-    tmp_path.chmod(0o777)
-    with pytest.raises(VflError, match="in a folder that other users can change") as raised:
-        members(node, IDS)
-    assert str(tmp_path) not in str(raised.value)
-
-
-def test_a_folder_of_counts_that_cannot_be_read_lets_nothing_pass(
-    node: Context, tmp_path: Path
-) -> None:
-    loop = tmp_path / "loop"
-    loop.symlink_to(loop)
-    node.node_config["states"] = str(loop / "states")
-    with pytest.raises(VflError, match="cannot read the folder of its alignments") as raised:
-        members(node, IDS)
-    assert str(tmp_path) not in str(raised.value)
+    if loop:
+        (tmp_path / "loop").symlink_to(tmp_path / "loop")
+        node.node_config["states"] = str(tmp_path / "loop" / "states")
+    else:
+        tmp_path.chmod(0o777)
+    assert str(tmp_path) not in refused_ids(node, sentence)
 
 
 def test_ids_are_counted_before_they_are_blinded(

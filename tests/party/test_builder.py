@@ -20,7 +20,6 @@ from vfl_flower.transport.messages import Description, Predicted, PredictOrder, 
 
 
 def scaled(table: pd.DataFrame) -> pd.DataFrame:
-    """The same rows, with other values."""
     return table.assign(f0=3 * table["f0"] + 1)
 
 

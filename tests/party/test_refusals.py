@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord
 
 from tests.aligning import IDS, NAME
 from tests.party.nodes import DESCRIBE, KEYS, Node, asked, gradient, refused, restarted, train
-from tests.party.test_rules import BROKEN
+from tests.party.test_rules import BROKEN, Case
 from vfl_flower import client_app
 from vfl_flower.alignment import psi, store
 from vfl_flower.alignment.psi import Blinding
@@ -26,6 +26,7 @@ from vfl_flower.tasks.information import party as information
 from vfl_flower.transport import early_messages, explain_messages
 from vfl_flower.transport.flower_internals import state_to_bytes
 from vfl_flower.transport.messages import (
+    Arrays,
     CheckpointOrder,
     DescribeOrder,
     Description,
@@ -46,7 +47,7 @@ from vfl_flower.transport.stream.messages import SessionOrder
 
 MASKED = {"aggregation": "secure", "combine": "mean"}
 SEEN = {"aggregation": "secure", "sum-peers": "first-seen"}
-RULES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
+RULES: dict[str, Case] = {
     **BROKEN,
     "no masks": (SEEN, {}, MASKED, "aggregation = 'plain': its rule is aggregation = 'secure'."),
     "an activation": (
@@ -68,18 +69,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 OF_MODEL = "predict", "explain"
 BLINDED = Blinding().of_ids(IDS)
+SET: Arrays = {"names": np.zeros((30, 16), np.uint8), "proofs": np.zeros((30, 32), np.uint8)}
 EARLY: list[early_messages.EarlyOrder] = [
-    early_messages.SetOrder(
-        arrays={"names": np.zeros((30, 16), np.uint8), "proofs": np.zeros((30, 32), np.uint8)}
-    ),
+    early_messages.SetOrder(arrays=SET),
     early_messages.AlignOrder(method="psi", arrays={"ids": BLINDED}),
     early_messages.AlignOrder(method="psi", anew=False, arrays={"ids": BLINDED}),
     early_messages.CommonOrder(arrays={"places": np.arange(60, dtype=np.int32)}),
     early_messages.ConfirmOrder(alignment=NAME, arrays={"answer": BLINDED[:2]}),
     early_messages.ReuseOrder(alignment=NAME, arrays={"proofs": np.zeros((1, 32), np.uint8)}),
-    early_messages.OpenSetOrder(
-        arrays={"names": np.zeros((30, 16), np.uint8), "proofs": np.zeros((30, 32), np.uint8)}
-    ),
+    early_messages.OpenSetOrder(arrays=SET),
     early_messages.KeyOrder(),
     *(
         early_messages.InformationOrder(),
@@ -147,15 +145,11 @@ def test_the_table_has_every_message() -> None:
 
 @pytest.mark.usefixtures("touching_nothing")
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=list(VARIANTS))
-@pytest.mark.parametrize(("own", "breaks", "keeps", "what"), RULES.values(), ids=list(RULES))
+@pytest.mark.parametrize("case", RULES.values(), ids=list(RULES))
 def test_every_rule_holds_for_every_message_before_a_run_has_begun(
-    node: Node,
-    own: dict[str, Any],
-    breaks: dict[str, Any],
-    keeps: dict[str, Any],
-    what: str,
-    variant: dict[str, Any],
+    node: Node, case: Case, variant: dict[str, Any]
 ) -> None:
+    own, breaks, keeps, what = case
     context = node(own)
     before = list(context.state)
 
@@ -198,15 +192,11 @@ def test_every_rule_holds_for_every_message_before_a_run_has_begun(
 BEGUN = {name: case for name, case in RULES.items() if name != "data of no file"}
 
 
-@pytest.mark.parametrize(("own", "breaks", "keeps", "what"), BEGUN.values(), ids=list(BEGUN))
+@pytest.mark.parametrize("case", BEGUN.values(), ids=list(BEGUN))
 def test_every_rule_holds_for_every_message_of_a_run_that_began_without_it(
-    node: Node,
-    own: dict[str, Any],
-    breaks: dict[str, Any],
-    keeps: dict[str, Any],
-    what: str,
-    request: pytest.FixtureRequest,
+    node: Node, case: Case, request: pytest.FixtureRequest
 ) -> None:
+    own, breaks, keeps, what = case
     permits = ("noise-seed", "embedding-activation", "model-args")
     permitted = {key: breaks[key] for key in permits if key in breaks}
     if "model-args" in breaks:

@@ -36,7 +36,8 @@ from vfl_flower.transport.stream.messages import SessionOrder
 
 NOISY = {"privacy": "perturbed-embedding", "embedding-noise": 2.0}
 
-BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
+Case = tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]
+BROKEN: dict[str, Case] = {
     # the rule; keys that break it, and keys that keep to it; what is said
     "systems": (
         *({"systems": "vafl, ef-vfl"}, {}, {"strategy": "vafl"}),
@@ -90,15 +91,11 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize(("own", "breaks", "keeps", "what"), BROKEN.values(), ids=list(BROKEN))
+@pytest.mark.parametrize("case", BROKEN.values(), ids=list(BROKEN))
 def test_a_run_that_breaks_a_rule_is_refused_at_both_ends_whatever_comes_first(
-    node: Node,
-    own: dict[str, Any],
-    breaks: dict[str, Any],
-    keeps: dict[str, Any],
-    what: str,
-    said: list[str],
+    node: Node, case: Case, said: list[str]
 ) -> None:
+    own, breaks, keeps, what = case
     sentence = f"^failed: Party 0 refuses {what}"
     for order in (DESCRIBE, messages.RejoinOrder(exchange=9, outputs=1)):
         context = node(own, **breaks)

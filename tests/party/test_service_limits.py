@@ -28,8 +28,6 @@ Clock = Callable[[float], None]
 
 @pytest.fixture
 def days(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Set the clock, in days."""
-
     def at(day: float) -> None:
         monkeypatch.setattr(time, "time", lambda: NOON + day * DAY)
 

@@ -71,14 +71,6 @@ def test_the_state_is_written_when_it_is_handed_over(
     np.testing.assert_array_equal(embedded(context, 4), here)
 
 
-def test_a_refused_plain_message_hands_over_too(begun: Callable[..., Context]) -> None:
-    context = begun()
-    over_a_stream(context, step(1))
-    context.node_config["max-epochs"] = 1  # its run has four
-    refused(context, step(2), "max-epochs")
-    assert exchange_of(context) == 1
-
-
 BAD: dict[str, Order] = {
     "another shape": step(3, gradient=np.zeros((BATCH, 7), np.float32)),
     "no number": step(3, gradient=np.full((BATCH, 8), np.nan, np.float32)),
@@ -156,6 +148,9 @@ def test_a_rule_that_changes_holds_from_the_next_message(begun: Callable[..., Co
     context = begun()
     over_a_stream(context, step(1))
     over_a_stream(context, step(2))  # the control: its rules permit the run
+    assert exchange_of(context) == 0
     context.node_config["max-epochs"] = 1
     with pytest.raises(VflError, match="max-epochs = 1"):
         over_a_stream(context, step(3))
+    refused(context, step(3), "max-epochs = 1")
+    assert exchange_of(context) == 2  # a refused plain message hands over too

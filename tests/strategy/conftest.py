@@ -26,6 +26,5 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture
 def warned(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Warned:
-    """Collect warnings."""
     monkeypatch.setattr(logging.getLogger("flwr"), "disabled", False)
     return lambda: [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]

@@ -98,7 +98,6 @@ class Post(Transport):
         self.due.append(to_reply(payload, self.sent[number]))
 
     def fail(self, sentence: str, out_of_step: bool = False) -> None:
-        """The last message could not be served."""
         self.due.append(to_failure(sentence, self.sent[-1], out_of_step))
 
 

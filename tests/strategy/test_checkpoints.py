@@ -145,7 +145,6 @@ def test_there_is_one_before_anything_is_released_and_parties_are_not_asked_for_
 
 
 def kept_run(folder: Path) -> Checkpoint:
-    """A checkpoint of a run in its middle."""
     checkpoints, parts, _ = paused(folder)
     for record in parts.records:
         record.exchange, record.steps, record.traffic = 8, 14, Traffic(6, 600, 60, 6)

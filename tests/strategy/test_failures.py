@@ -66,21 +66,7 @@ def test_a_run_cannot_go_on_without_any_party() -> None:
     assert parts.budget.planned == 40  # of the last one, whose end is that of the run
 
 
-def test_a_party_that_has_been_silent_too_long_has_failed(now: list[float]) -> None:
-    parts = Parts(CONTINUE)
-    assert parts.messenger.gather() == ([], [], []) and parts.heard.said == []  # none was asked
-    parts.send(0, TRAIN)
-    now[0] = 1.0
-    parts.send(1, TRAIN)
-    parts.post.answer(parts.upload(0), 0)
-    assert len(parts.take(TrainOrder)) == 1
-    assert parts.heard.said == []
-    assert parts.messenger.gather() == ([], [], []) and 11 < now[0] < 11.1
-    assert parts.heard.said == [("failed", 1, "Party 1 did not answer within 10 s.")]
-    assert parts.records[1].state is State.FAILED and not parts.messenger.out
-
-
-@pytest.mark.parametrize("kind", ["failure", "error of Flower", "wrong number", "not of use"])
+@pytest.mark.parametrize("kind", ["failure", "error of Flower", "not of use"])
 def test_a_party_that_answers_nothing_of_use_has_failed(kind: str) -> None:
     parts = Parts(CONTINUE)
     parts.send(1, TRAIN)
@@ -91,25 +77,15 @@ def test_a_party_that_answers_nothing_of_use_has_failed(kind: str) -> None:
         error = Error(code=3, reason="is tired.")
         parts.post.due.append(Message(error, reply_to=parts.post.sent[-1]))
     else:
-        parts.post.answer(parts.upload(0 if kind == "wrong number" else 1))
+        parts.post.answer(parts.upload(1))
         sentence = "Party 1 has no rows."
-    if kind == "wrong number":
-        sentence = "Party 1 answered as party 0 to message 0, when message 1 of party 1 was due."
-    record = parts.records[1]
 
     def use(*sent: Any) -> None:
         raise VflError("has no rows.")
 
     assert parts.take(TrainOrder, use) == []
     assert parts.heard.said == [("failed", 1, sentence)]
-    assert record.state is State.FAILED and len(parts.post.sent) == 1
-
-
-def test_what_is_made_of_an_upload_is_handed_on() -> None:
-    parts = Parts()
-    parts.send(1, TRAIN)
-    parts.post.answer(parts.upload(1))
-    assert parts.take(TrainOrder, lambda mine, order, upload: upload.exchange) == [(1, 1)]
+    assert parts.records[1].state is State.FAILED and len(parts.post.sent) == 1
 
 
 def test_a_failed_party_is_asked_back_once_an_evaluation() -> None:
@@ -158,16 +134,16 @@ def test_a_party_that_comes_back_goes_on_with_its_steps_and_the_evaluations_to_c
     assert len(parts.heard.said) == 1  # of its failure
 
 
+def refuse(description: Description) -> None:
+    raise ConfigError("Party 1 has other rows.")
+
+
 @pytest.mark.parametrize("how", ["fails", "has lost more", "is another party", "does not fit"])
 def test_a_party_that_does_not_come_back_as_it_should_has_still_failed(how: str) -> None:
     parts = Parts(CONTINUE)
     parts.fail(1, TIRED)
     parts.budget.answered = 30
     parts.messenger.ask_back()
-
-    def refuse(description: Description) -> None:
-        raise ConfigError("Party 1 has other rows.")
-
     if how in ("fails", "has lost more"):
         parts.post.fail("is tired.", out_of_step=how == "has lost more")
     else:
@@ -181,22 +157,22 @@ def test_a_party_that_does_not_come_back_as_it_should_has_still_failed(how: str)
     assert parts.budget.planned == 80 and len(parts.heard.said) == 1
 
 
-@pytest.mark.parametrize("how", ["is another party", "does not fit"])
-def test_a_party_that_is_brought_into_step_as_another_fails_with_a_sentence(how: str) -> None:
+@pytest.mark.parametrize(
+    ("came", "error", "sentence"),
+    [
+        (2, PartyError, r"^Party 1 came back as party 2\.$"),
+        (1, ConfigError, r"^Party 1 has other rows\.$"),
+    ],
+)
+def test_a_party_that_is_brought_into_step_as_another_fails_with_a_sentence(
+    came: int, error: type[VflError], sentence: str
+) -> None:
     parts = Parts(STOP)
     parts.send(1, TRAIN)
     parts.take_failure(1, "has no state of this run.", out_of_step=True)
-
-    def refuse(description: Description) -> None:
-        raise ConfigError("Party 1 has other rows.")
-
     parts.messenger._check = refuse
-    if how == "is another party":
-        with pytest.raises(PartyError, match=r"^Party 1 came back as party 2\.$"):
-            parts.rejoin(1, parts.describe(2))
-    else:
-        with pytest.raises(ConfigError, match=r"^Party 1 has other rows\.$"):
-            parts.rejoin(1)
+    with pytest.raises(error, match=sentence):
+        parts.rejoin(1, parts.describe(came))
     assert parts.records[1].state is State.FAILED
 
 

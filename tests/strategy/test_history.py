@@ -9,11 +9,8 @@ from strategies import vertical
 from strategies.enrolment import enrol
 from strategies.history import History
 from strategies.turns import PartyRecord, StepBudget, Traffic
+from tests.conftest import trained
 from tests.strategy.parts import METRICS, SPENT
-from vfl_flower import client_app
-from vfl_flower.data.at_label_holder import load_labels
-from vfl_flower.protocol.systems import resolve
-from vfl_flower.transport.local import LocalGrid
 
 
 def test_an_entry_says_where_the_run_stands_and_how_the_model_does() -> None:
@@ -70,7 +67,5 @@ def test_seconds_count_from_before_the_parties_are_enrolled(
 
     monkeypatch.setattr(vertical, "enrol", slowly)
     keys = {"dataset": "breast-cancer", "epochs": 1, "window": 15}
-    config = resolve(keys)
-    strategy = vertical.Vertical(config, load_labels(config))
-    strategy.start(LocalGrid(client_app.app, 2, keys, config))
+    strategy, _ = trained(2, keys)
     assert strategy.history.last["seconds"] == pytest.approx(50.0)

@@ -1,6 +1,7 @@
 """Flower's hooks, overridden in a subclass of the strategy, and the arguments of its ``start``."""
 
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,11 @@ def start(kind: type[Vertical], *, keys: Any = KEYS, **arguments: Any) -> tuple[
     return strategy, strategy.start(LocalGrid(client_app.app, PARTIES, keys, config), **arguments)
 
 
-def assert_equal_tops(one: Vertical, other: Vertical) -> None:
-    for name, values in one.top_arrays().items():
-        np.testing.assert_array_equal(other.top_arrays()[name], values, err_msg=name)
+@cache
+def plain() -> Vertical:
+    """Train without any hook, once for all tests."""
+    found: Vertical = start(Vertical)[0]
+    return found
 
 
 class Watching(Vertical):
@@ -76,12 +79,12 @@ class Watching(Vertical):
 
 def test_hooks_see_every_message_and_every_reply_of_training() -> None:
     strategy, _ = start(Watching)
-    plain, _ = start(Vertical)
     exchanges = sum(record.exchange for record in strategy.run.records)
     assert len(strategy.sent) == len(strategy.taken) == exchanges
     assert sorted(strategy.sent) == sorted(strategy.taken)
     assert {number for number, _ in strategy.sent} == {1, 2, 3}  # a round for each evaluation
-    assert_equal_tops(plain, strategy)
+    for name, values in plain().top_arrays().items():
+        np.testing.assert_array_equal(strategy.top_arrays()[name], values, err_msg=name)
 
 
 def test_metrics_that_a_hook_returns_are_in_the_result() -> None:
@@ -119,25 +122,29 @@ def test_arrays_that_a_hook_returns_become_the_top_model() -> None:
     assert result.arrays is not None
     assert not any(array.numpy().any() for array in result.arrays.values())
     assert not any(values.any() for values in strategy.top_arrays().values())
-    assert any(values.any() for values in start(Vertical)[0].top_arrays().values())  # the control
+    assert any(values.any() for values in plain().top_arrays().values())  # the control
 
 
-def test_a_hook_that_leaves_out_a_message_is_refused() -> None:
-    class First(Vertical):
-        def configure_train(self, *arguments: Any) -> Iterable[Message]:
-            return list(super().configure_train(*arguments))[:1]
-
-    with pytest.raises(ConfigError, match="Send every message that super"):
-        start(First)
+class FirstMessage(Vertical):
+    def configure_train(self, *arguments: Any) -> Iterable[Message]:
+        return list(super().configure_train(*arguments))[:1]
 
 
-def test_a_hook_that_leaves_out_a_reply_is_refused() -> None:
-    class First(Vertical):
-        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Trained:
-            return super().aggregate_train(server_round, list(replies)[:1])
+class FirstReply(Vertical):
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Trained:
+        return super().aggregate_train(server_round, list(replies)[:1])
 
-    with pytest.raises(ConfigError, match="leaves out the replies of the nodes"):
-        start(First)
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (FirstMessage, "Send every message that super"),
+        (FirstReply, "leaves out the replies of the nodes"),
+    ],
+)
+def test_a_hook_that_leaves_something_out_is_refused(kind: type[Vertical], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        start(kind)
 
 
 @pytest.mark.one_by_day
@@ -172,16 +179,15 @@ def test_training_starts_from_given_arrays_and_stops_after_the_given_rounds() ->
         rounds.append((number, arrays))
         return MetricRecord({"called": float(number)})
 
-    first, _ = start(Vertical)
     keys = {**KEYS, "epochs": 20, "window": 1}
-    given = pack(first.top_arrays())
+    given = pack(plain().top_arrays())
     strategy, result = start(
         Vertical, keys=keys, initial_arrays=given, num_rounds=2, evaluate_fn=evaluate
     )
     assert len(strategy.run.history.entries) in (2, 3)  # one more for windows that were out
     assert [number for number, _ in rounds] == list(range(len(rounds)))
     for name, values in unpack(rounds[0][1]).items():
-        np.testing.assert_array_equal(values, first.top_arrays()[name], err_msg=name)
+        np.testing.assert_array_equal(values, plain().top_arrays()[name], err_msg=name)
     found = result.evaluate_metrics_serverapp
     assert [found[number]["called"] for number in sorted(found)] == sorted(found)
 

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from strategies.turns import FINAL, PartyRecord, Spread, State, Traffic
 from tests.strategy.parts import EMBED, EVALUATE, REJOIN, ROWS, TRAIN, record_in
@@ -38,11 +36,8 @@ def test_a_message_in_flight_hides_no_window_that_awaits_its_quorum() -> None:
     assert record.awaits_quorum and record.in_flight
     record.send(REJOIN)  # it could not serve that, for want of state
     record.send(EMBED)
-    assert (record.state, record.rests, record.exchange) == (
-        State.IN_FLIGHT,
-        State.AWAITS_QUORUM,
-        4,
-    )
+    assert (record.state, record.rests) == (State.IN_FLIGHT, State.AWAITS_QUORUM)
+    assert record.exchange == 4
     record.rest()
     assert record.awaits_quorum and not record.in_flight
     record.take_feedback({"gradient": ROWS})
@@ -55,12 +50,7 @@ def test_a_failed_party_is_not_alive_until_it_has_come_back(rests: State) -> Non
     record = record_in(rests)
     record.send(EMBED)
     record.rest(State.FAILED)
-    assert (record.alive, record.in_flight, record.awaits_quorum, record.order) == (
-        False,
-        False,
-        False,
-        None,
-    )
+    assert not (record.alive or record.in_flight or record.awaits_quorum or record.order)
     record.take_feedback({"gradient": ROWS})  # of its last window, which counts all the same
     assert record.state is State.FAILED
     record.send(REJOIN)
@@ -114,13 +104,13 @@ def test_a_party_record_continues_from_its_saved_state(
     assert anew.figures() == record.figures()
 
 
-@given(st.lists(st.floats(0, 1e6), min_size=1))
-def test_a_spread_has_the_mean_and_the_most_of_its_numbers(numbers: list[float]) -> None:
-    spread = Spread()
+@pytest.mark.parametrize("count", [1, 2, 300])
+def test_a_spread_has_the_mean_and_the_most_of_its_numbers(count: int) -> None:
+    spread, numbers = Spread(), np.random.default_rng(0).uniform(0, 1e6, count).tolist()
     for number in numbers:
         spread.add(number)
-    assert spread.count == len(numbers) and spread.most == max(numbers)
-    assert spread.mean == pytest.approx(np.mean(numbers), rel=1e-9, abs=1e-9)
+    assert spread.count == count and spread.most == max(numbers)
+    assert spread.mean == pytest.approx(np.mean(numbers), rel=1e-9)
 
 
 def test_figures_of_a_party_record_are_its_traffic_and_its_spreads() -> None:

@@ -12,11 +12,11 @@ from strategies.turns import StepBudget
 
 
 @given(
-    epochs=st.integers(1, 4),
-    per_epoch=st.integers(1, 7),
-    parties=st.integers(1, 4),
-    longest=st.integers(1, 9),
-    allowed=st.integers(0, 120),
+    epochs=st.integers(1, 3),
+    per_epoch=st.integers(1, 5),
+    parties=st.integers(1, 3),
+    longest=st.integers(1, 6),
+    allowed=st.integers(0, 50),
     chance=st.randoms(use_true_random=False),
 )
 def test_windows_never_cross_an_epoch_or_the_budget(

@@ -1,19 +1,12 @@
-"""Effects of killed parties, broken networks and intruders on a run over streams."""
+"""Effects of killed parties and broken networks on a run over streams."""
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message
-from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.protocol import State
 
 from strategies.vertical import Vertical
 from tests.conftest import assert_copies_agree
@@ -28,18 +21,14 @@ from tests.stream.nodes import (
     Nodes,
     Streamed,
     assert_equals_in_process,
-    call,
-    eventually,
 )
 from vfl_flower import client_app
 from vfl_flower.config.errors import PartyError
 from vfl_flower.party import session as between
 from vfl_flower.party import state_file
-from vfl_flower.transport.flower_internals import from_bytes, state_to_bytes, to_bytes
-from vfl_flower.transport.messages import SMALL
+from vfl_flower.transport.flower_internals import state_to_bytes
 from vfl_flower.transport.stream import grid, session
 from vfl_flower.transport.stream.messages import SessionOrder
-from vfl_flower.transport.wire import to_failure
 
 # --- a party that is killed ---------------------------------------------------------------------
 
@@ -243,155 +232,3 @@ def test_a_cut_that_meets_the_renewal_of_a_session_changes_nothing(
         strategy = streamed.train(nodes)
         assert strategy.run.transport.medium == "stream"
         assert_equals_in_process(strategy, nodes)
-
-
-# --- who is refused -----------------------------------------------------------------------------
-
-
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("token", ["", "wrong", "of the order", "ÿ"])
-def test_a_call_without_a_token_that_serves_is_refused(
-    token: str, streamed: Streamed, logged: list[str]
-) -> None:
-    nodes = streamed.nodes(2, KEYS)
-    codes = []
-
-    def intrude(party: int, kind: str, number: int) -> None:
-        if (party, kind, number) == (1, "train", 3):
-            (order,) = nodes.orders[1]
-            shown = {"of the order": order.token, "wrong": "0" * 64, "ÿ": "ÿ"}
-            with pytest.raises(InvalidStatus) as error, call(order, shown.get(token)):
-                pass
-            codes.append(error.value.response.status_code)
-
-    nodes.hook = intrude
-    strategy = streamed.train(nodes)
-    assert codes == [401]
-    assert_equals_in_process(strategy, nodes)
-    assert logged == ["Refused calls to the stream's port without a valid token: 1."]
-
-
-def intruding(
-    streamed: Streamed, sent: Callable[[Message], Iterable[bytes]], line: str, logged: list[str]
-) -> None:
-    """Party 1 first makes an extra call, in which it answers the first message with ``sent``.
-
-    It then connects as it should, by the token that this call was answered with.
-    """
-    nodes = streamed.nodes(2, KEYS)
-
-    def intrude(party: int, order: SessionOrder) -> SessionOrder:
-        if party != 1:
-            return order
-        with suppress(ConnectionClosed, OSError), call(order, order.token) as made:
-            again = made.response.headers["vfl-token"]
-            assert again != order.token
-            for each in sent(from_bytes(made.recv())):
-                if each == ENDS:
-                    made.close_socket()
-                elif each.startswith(RAW):
-                    made.socket.sendall(each.removeprefix(RAW))
-                else:
-                    made.send(each)
-            eventually(lambda: line in logged)
-        return replace(order, token=again)
-
-    nodes.before_session = intrude
-    strategy = streamed.train(nodes)
-    assert logged.count(line) == 1
-    assert_equals_in_process(strategy, nodes)
-
-
-RAW, ENDS = b"raw: ", b"the end of the connection"
-"""The first begins what is sent as it is, over TLS and as no message."""
-
-
-@pytest.mark.one_by_day
-@pytest.mark.parametrize(
-    ("sent", "why"),
-    [
-        ([b"garbage"], "a frame that is no Flower message"),
-        ([b"\n\x03"], "a frame that is no Flower message"),
-        (
-            [RAW + b"\x82\xff" + (600_000_000).to_bytes(8, "big"), b"more"],
-            f"an invalid frame (frame with 600000000 bytes exceeds limit of {2 * SMALL} bytes)",
-        ),
-        ([RAW + b"GET / HTTP/1.1\r\n\r\n"], "an invalid frame (reserved bits must be 0)"),
-        ([RAW + b"\x82\x04four"], "an invalid frame (incorrect masking)"),
-    ],
-    ids=["garbage", "half a message", "too long", "no frame", "unmasked"],
-)
-def test_a_party_that_sends_what_is_no_message_is_cut(
-    sent: list[bytes], why: str, streamed: Streamed, logged: list[str]
-) -> None:
-    line = f"Cut the stream of the party on node 3: it sent {why}."
-    intruding(streamed, lambda message: sent, line, logged)
-
-
-def test_half_a_frame_ends_with_its_connection(streamed: Streamed, logged: list[str]) -> None:
-    sent = [RAW + b"\x82\x8a\0\0\0\0half", ENDS]
-    intruding(streamed, lambda message: sent, "The stream of the party on node 3 broke.", logged)
-
-
-@pytest.mark.one_by_day
-@pytest.mark.parametrize(
-    ("field", "value", "said"),
-    [("_run_id", 8, "run 8, node 3"), ("_src_node_id", 2, "run 7, node 2")],
-    ids=["run", "node"],
-)
-def test_a_party_cannot_answer_for_another_run_or_node(
-    field: str, value: int, said: str, streamed: Streamed, logged: list[str]
-) -> None:
-    def forged(message: Message) -> list[bytes]:
-        reply: Message = to_failure("is forged", message)
-        reply.metadata.__dict__[field] = value
-        return [to_bytes(reply)]
-
-    line = f"Refused a message of {said}, on the stream of node 3 of run 7."
-    intruding(streamed, forged, line, logged)
-
-
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("sent", [b"\0" * 1000, b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff\xff"])
-def test_bytes_of_no_protocol_on_the_port_do_nothing(
-    sent: bytes, streamed: Streamed, logged: list[str]
-) -> None:
-    nodes = streamed.nodes(2, KEYS)
-
-    def intrude(party: int, kind: str, number: int) -> None:
-        if (party, kind, number) == (1, "train", 3):
-            port = int(nodes.orders[1][0].address.rsplit(":", 1)[1])
-            with socket.create_connection(("127.0.0.1", port)) as connection:
-                connection.sendall(sent)
-                connection.shutdown(socket.SHUT_WR)
-                with suppress(ConnectionResetError):
-                    while connection.recv(1000):
-                        pass
-
-    nodes.hook = intrude
-    strategy = streamed.train(nodes)
-    assert_equals_in_process(strategy, nodes)
-    assert not [line for line in logged if "Refused" in line or "stream" in line]
-
-
-def test_a_party_cannot_keep_calls_open(streamed: Streamed) -> None:
-    nodes = streamed.nodes(2, KEYS)
-    with ExitStack() as stack:
-        calls: list[Any] = []
-
-        def hoard(party: int, order: SessionOrder) -> SessionOrder:
-            while party == 1 and len(calls) < 10:
-                made = call(order, order.token, ping_interval=None)  # it sends nothing
-                calls.append(stack.enter_context(made))
-                order = replace(order, token=calls[-1].response.headers["vfl-token"])
-            eventually(lambda: not calls or all(map(closed, calls[:-1])))
-            return order
-
-        nodes.before_session = hoard
-        assert_equals_in_process(streamed.train(nodes), nodes)
-        assert len(calls) == 10
-        eventually(lambda: closed(calls[-1]))
-
-
-def closed(made: Any) -> bool:
-    return bool(made.protocol.state is State.CLOSED)

@@ -35,7 +35,6 @@ def ends() -> tuple[ClientProtocol, Messages]:
 
 
 def sent(client: ClientProtocol, *bodies: bytes) -> list[bytes]:
-    """The frames of these messages, one by one."""
     messages = Messages(client)
     return [b"".join(client.data_to_send()) for body in bodies for _ in messages.frames(body)]
 

@@ -26,7 +26,8 @@ class ListenedError(Exception):
 
 @pytest.fixture
 def model(run: Start) -> Path:
-    return run(2, {"dataset": "breast-cancer", "epochs": 1, **THEN}).folder
+    keys = {"dataset": "breast-cancer", "epochs": 1, "strategy": "split-nn", **THEN}
+    return run(2, keys).folder
 
 
 @pytest.fixture
@@ -52,31 +53,26 @@ def start(keys: dict[str, Any]) -> None:
         server_app.serve(transport, of_server(keys, 1))
 
 
-@pytest.mark.parametrize("task", ["predict", "serve", "explain"])
 def test_a_task_with_a_model_listens_where_the_model_s_run_did(
-    task: str,
-    model: Path,
-    tmp_path: Path,
-    listened: list[tuple[str, str]],
-    monkeypatch: pytest.MonkeyPatch,
+    model: Path, listened: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = {"task": task, "model": str(model), "out": str(tmp_path / "out.csv")}
-    start(keys)
-    start({**keys, "stream-address": "127.0.0.1"})  # the default, but given
-    start({**keys, "stream-ports": "9600"})
-    assert listened == [
-        (THEN["stream-address"], THEN["stream-ports"]),
-        ("127.0.0.1", THEN["stream-ports"]),
-        (THEN["stream-address"], "9600"),
-    ]
+    for task in ("predict", "serve", "explain"):
+        listened.clear()
+        keys = {"task": task, "model": str(model), "out": str(model / "out.csv")}
+        start(keys)
+        start({**keys, "stream-address": "127.0.0.1"})  # the default, but given
+        start({**keys, "stream-ports": "9600"})
+        assert listened == [
+            (THEN["stream-address"], THEN["stream-ports"]),
+            ("127.0.0.1", THEN["stream-ports"]),
+            (THEN["stream-address"], "9600"),
+        ]
     monkeypatch.setattr(earlier_run, "reached_as_before", lambda config, given: config)
     start(keys)  # the control
     assert listened[-1] == ("127.0.0.1", "9500-9599")
 
 
 @pytest.mark.parametrize("strategy", ["split-nn", "vafl"])
-def test_a_warm_start_with_any_strategy_listens_there_too(strategy: str, run: Start) -> None:
-    keys = {"dataset": "breast-cancer", "epochs": 1, **THEN}
-    earlier = run(2, {"strategy": "split-nn", **keys}).folder
-    running = earlier_run.configured({"grow": str(earlier), "strategy": strategy}).running
+def test_a_warm_start_with_any_strategy_listens_there_too(strategy: str, model: Path) -> None:
+    running = earlier_run.configured({"grow": str(model), "strategy": strategy}).running
     assert (running.stream_address, running.stream_ports) == tuple(THEN.values())

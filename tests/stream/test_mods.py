@@ -14,26 +14,24 @@ from flwr.app import Array, ConfigRecord, Context, Message
 from flwr.clientapp.mod import arrays_size_mod
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from strategies.vertical import Vertical, strategy_of
+from strategies.vertical import Vertical
 from tests.conftest import trained
 from tests.examples import EXAMPLES
 from tests.stream.nodes import KEYS, Streamed
 from tests.test_shared_actors import Nodes as Actors
-from tests.test_shared_actors import nothing_served
+from tests.test_shared_actors import nothing_served, started
 from vfl_flower import client_app
 from vfl_flower.client_app import PartyApp
 from vfl_flower.config.errors import PartyError, VflError
-from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.party import stacked
 from vfl_flower.party.state import load_arrays
-from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport import flower_internals
-from vfl_flower.transport.shared_actor import SharedActors
 
 __all__ = ["nothing_served"]
 
 PARTIES = 3
-SHORT: dict[str, Any] = {**KEYS, "epochs": 2}
+SHORT: dict[str, Any] = {**KEYS, "epochs": 1}
+SHARED = {**SHORT, "parties": PARTIES}
 CARRIERS = "query.session", "query.host"
 """Kinds of messages that bring others."""
 Runtime = Callable[[list[Mod]], Vertical]
@@ -67,12 +65,9 @@ def runtime(request: pytest.FixtureRequest, streamed: Streamed) -> Runtime:
         return strategy
 
     def shared(mods: list[Mod]) -> Vertical:
-        keys = {**SHORT, "parties": PARTIES}
-        config = resolve(keys)
-        strategy = strategy_of(config)(config, load_labels(config))
-        actor = Actors(1, keys)
+        actor = Actors(1, SHARED)
         with patch.object(client_app, "app", PartyApp(mods)):
-            strategy.start(SharedActors(actor, PARTIES))
+            strategy = started(actor, SHARED, PARTIES)
         assert {message.metadata.message_type for message in actor.sent} == {"query.host"}
         return strategy
 
@@ -85,10 +80,12 @@ def runtime(request: pytest.FixtureRequest, streamed: Streamed) -> Runtime:
 
 
 @pytest.mark.one_by_day
-def test_mods_run_around_every_message_of_a_party(
+def test_mods_run_around_every_message_of_a_party_and_change_nothing(
     runtime: Runtime, own_log: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "flwr")
+    plain = runtime([])
+    assert not [line for line in own_log if "array elements" in line]  # the control
     counting = Counting()
     strategy = runtime([arrays_size_mod, counting])
     messages = sum(record.exchange for record in strategy.run.records) + PARTIES  # descriptions
@@ -97,35 +94,19 @@ def test_mods_run_around_every_message_of_a_party(
     assert len({node for node, _ in counting.seen}) == PARTIES
     sizes = [line for line in own_log if line.startswith("Total array elements sent: ")]
     assert len(sizes) >= messages  # also of messages that bring others
-
-
-@pytest.mark.one_by_day
-def test_without_mods_nothing_is_counted_and_the_run_is_the_same(
-    runtime: Runtime, own_log: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    """The control."""
-    caplog.set_level(logging.INFO, "flwr")
-    counting = Counting()
-    plain = runtime([])
-    assert counting.seen.total() == 0
-    assert not [line for line in own_log if "array elements" in line]
-    counted = runtime([arrays_size_mod, counting])
     for name, values in plain.top_arrays().items():
-        np.testing.assert_array_equal(counted.top_arrays()[name], values, err_msg=name)
+        np.testing.assert_array_equal(strategy.top_arrays()[name], values, err_msg=name)
 
 
 def test_a_mod_that_makes_a_new_message_in_a_shared_actor_is_a_sentence() -> None:
     def anew(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         return Message(call_next(message, context).content, reply_to=message)
 
-    keys = {**SHORT, "parties": PARTIES}
-    config = resolve(keys)
-    strategy = strategy_of(config)(config, load_labels(config))
     with (
         patch.object(client_app, "app", PartyApp([anew])),
         pytest.raises(VflError, match="a mod made a new message"),
     ):
-        strategy.start(SharedActors(Actors(1, keys), PARTIES))
+        started(Actors(1, SHARED), SHARED, PARTIES)
     trained(PARTIES, SHORT, PartyApp([anew]))  # in one process it serves
 
 

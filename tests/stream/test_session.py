@@ -241,10 +241,10 @@ def test_a_party_whose_label_holder_vanished_gives_up_and_keeps_its_state(
 def test_a_party_calls_again_if_the_label_holder_gives_no_sign(
     pings: bool, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ) -> None:
-    monkeypatch.setattr(session, "SILENT", 1.0)
+    monkeypatch.setattr(session, "SILENT", 0.5)
 
     def script(received: Iterator[Any]) -> Iterator[bytes]:
-        end = time.monotonic() + (1.5 if pings else HANGING)
+        end = time.monotonic() + (0.75 if pings else HANGING)
         while time.monotonic() < end and len(each.tokens) < 2:
             time.sleep(0.05)
             if pings:
@@ -275,7 +275,7 @@ def test_a_stream_goes_through_the_proxy_that_the_environment_names(
     allows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checks, "is_loopback", lambda host: False)
-    monkeypatch.setattr(session, "_FIRST_SECONDS", 0.2)
+    monkeypatch.setattr(session, "_FIRST_SECONDS", 0.05)
     asked: list[bytes] = []
 
     def proxy(listener: socket.socket, each: Holder) -> None:
@@ -337,7 +337,7 @@ def test_a_stream_on_this_machine_uses_no_proxy(
     monkeypatch.setenv(variable, "http://127.0.0.1:9")  # nobody listens there
     if not told:  # the control
         monkeypatch.setattr(checks, "is_loopback", lambda host: False)
-        monkeypatch.setattr(session, "_FIRST_SECONDS", 0.2)
+        monkeypatch.setattr(session, "_FIRST_SECONDS", 0.05)
 
     def ends(received: Iterator[bytes]) -> Iterator[bytes]:
         yield described("a")

@@ -48,7 +48,6 @@ from vfl_flower.transport.wire import to_failure, to_message
 
 @contextmanager
 def connected(port: int, number: int) -> Iterator[list[socket.socket]]:
-    """So many connections that say nothing."""
     with ExitStack() as stack:
         yield [
             stack.enter_context(socket.create_connection(("127.0.0.1", port), HANGING))
@@ -84,8 +83,8 @@ def calls(order: SessionOrder, number: int) -> list[int]:
         return list(pool.map(once, range(number)))
 
 
-def port_of(nodes: Nodes) -> int:
-    return int(nodes.orders[1][0].address.rsplit(":", 1)[1])
+def port_of(order: SessionOrder) -> int:
+    return int(order.address.rsplit(":", 1)[1])
 
 
 @pytest.mark.nightly
@@ -100,7 +99,7 @@ def test_a_thousand_strangers_change_nothing(
     def crowd(party: int, kind: str, number: int) -> None:
         if (party, kind, number) == (1, "train", 3):
             codes.extend(calls(nodes.orders[1][0], 500))
-            strangers.extend(stack.enter_context(connected(port_of(nodes), 500)))
+            strangers.extend(stack.enter_context(connected(port_of(nodes.orders[1][0]), 500)))
         elif (party, kind, number) == (0, "evaluate", 4):
             assert all(closed(each) for each in strangers)
 
@@ -208,8 +207,8 @@ def admitted(port: links.Streams, token: str) -> str:
         return ""
 
 
-def test_a_token_serves_one_call(port: links.Streams) -> None:
-    assert not admitted(port, "second")
+def test_a_token_serves_one_call(port: links.Streams, logged: list[str]) -> None:
+    assert not any(admitted(port, wrong) for wrong in ("second", "", "ÿ"))
     again = admitted(port, "first")
     assert again and not admitted(port, "first")
     third = admitted(port, again)
@@ -217,6 +216,57 @@ def test_a_token_serves_one_call(port: links.Streams) -> None:
     with port.lock:
         port.end(port.links[FIRST])  # the session: its last token is no longer valid
     assert not admitted(port, third)
+    assert logged[0] == "Refused calls to the stream's port without a valid token: 1."
+
+
+@pytest.mark.parametrize("sent", [b"\0" * 1000, b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff\xff"])
+def test_bytes_of_no_protocol_do_nothing(
+    port: links.Streams, sent: bytes, logged: list[str]
+) -> None:
+    with socket.create_connection(("127.0.0.1", port_of(at(port))), HANGING) as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionResetError):
+            while connection.recv(1000):
+                pass
+    assert admitted(port, "first") and logged == []
+
+
+CUT = "Cut the stream of the party on node 2: it sent"
+
+
+@pytest.mark.parametrize(
+    ("sent", "raw", "said"),
+    [
+        (b"garbage", False, f"{CUT} a frame that is no Flower message."),
+        (b"\n\x03", False, f"{CUT} a frame that is no Flower message."),
+        (
+            b"\x82\xff" + (600_000_000).to_bytes(8, "big") + b"more",
+            *(True, f"{CUT} an invalid frame (frame with 600000000 bytes exceeds limit of "),
+        ),
+        (b"GET / HTTP/1.1\r\n\r\n", True, f"{CUT} an invalid frame (invalid opcode)."),
+        (b"\x82\x04four", True, f"{CUT} an invalid frame (incorrect masking)."),
+        (b"\x82\x8a\0\0\0\0half", True, "The stream of the party on node 2 broke."),
+    ],
+    ids=["garbage", "half a message", "too long", "no frame", "unmasked", "half a frame"],
+)
+def test_a_party_that_sends_what_is_no_message_is_cut_and_may_call_again(
+    port: links.Streams, sent: bytes, raw: bool, said: str, logged: list[str]
+) -> None:
+    put(port, "a")
+    with suppress(ConnectionClosed, OSError), call(at(port), "first") as made:
+        again = made.response.headers["vfl-token"]
+        made.recv()
+        if raw:  # over TLS, and as no message
+            made.socket.sendall(sent)
+        else:
+            made.send(sent)
+        if "broke" in said:
+            made.close_socket()
+        eventually(lambda: logged)
+    assert len(logged) == 1 and logged[0].startswith(said)
+    with call(at(port), again) as made:
+        assert made.recv() == b"order"  # it was not answered
 
 
 def test_no_call_but_a_websocket_s_uses_a_token_up(port: links.Streams) -> None:
@@ -304,12 +354,18 @@ def put(port: links.Streams, key: str, frame: bytes = b"order", largest: int = 1
     port.put(key, frame, to_message(DescribeOrder(outputs=1), FIRST, ttl=60), largest)
 
 
-def test_a_reply_counts_from_its_party_and_to_the_message_that_waits(port: links.Streams) -> None:
+def test_a_reply_counts_from_its_party_and_to_the_message_that_waits(
+    port: links.Streams, logged: list[str]
+) -> None:
     link = port.links[FIRST]
     put(port, "a")
     for other in ((RUN, FIRST + 1, "a"), (RUN + 1, FIRST, "a"), (RUN, FIRST, "b")):
         port._take(link, reply(*other))
         assert not port.replies and link.in_flight
+    assert logged == [
+        f"Refused a message of run {run}, node {node}, on the stream of node 2 of run 7."
+        for run, node in ((7, 3), (8, 2))
+    ]
     port._take(link, reply(RUN, FIRST, "a"))
     assert list(port.replies) == ["a"] and not link.in_flight
 
@@ -434,7 +490,7 @@ def test_a_crowd_leaves_files_for_the_label_holder_s_own(tmp_path: Path) -> None
 def sent_to(streamed: Streamed, host: str, rule: str = "", **more: Any) -> tuple[Nodes, int]:
     """Nodes of a run whose label holder says that it is at this host, which is this machine."""
     port = streamed.reserved_port()
-    nodes = streamed.nodes(2, {**KEYS, "stream-ports": str(port), **more})
+    nodes = streamed.nodes(2, {**KEYS, "epochs": 1, "stream-ports": str(port), **more})
     for context in nodes.contexts.values():
         if rule:
             context.node_config["stream-address"] = rule.format(port=port)
@@ -479,11 +535,12 @@ def test_a_label_holder_that_names_no_host_is_told_to_name_one(
 
 
 @pytest.mark.one_by_day
-@pytest.mark.parametrize("rule", ["0.0.0.0", "vfl.example, 0.0.0.0:{port}"])
+@pytest.mark.parametrize("rule", ["0.0.0.0", "vfl.example, 0.0.0.0:{port}", "simulated"])
 def test_a_party_connects_where_its_owner_has_said(rule: str, streamed: Streamed) -> None:
-    nodes, _ = sent_to(streamed, "0.0.0.0", rule)
-    strategy = streamed.train(nodes)
-    assert strategy.run.transport.medium == "stream"
+    nodes, _ = sent_to(streamed, "0.0.0.0", "" if rule == "simulated" else rule)
+    for context in nodes.contexts.values():
+        context.node_config["simulated"] = rule == "simulated"  # the run configuration suffices
+    assert streamed.train(nodes).run.transport.medium == "stream"
 
 
 def test_a_stream_that_is_demanded_and_not_allowed_is_one_sentence(streamed: Streamed) -> None:
@@ -502,10 +559,3 @@ def test_what_is_no_address_is_not_tried(address: str, streamed: Streamed) -> No
     with pytest.raises(VflError, match="is no address") as error:
         streamed.train(nodes)
     assert "\n" not in str(error.value)
-
-
-def test_in_a_simulation_the_run_configuration_suffices(streamed: Streamed) -> None:
-    nodes, _ = sent_to(streamed, "0.0.0.0")
-    for context in nodes.contexts.values():
-        context.node_config["simulated"] = True
-    assert streamed.train(nodes).run.transport.medium == "stream"
