@@ -1,6 +1,5 @@
 """Services for tests: in this process, with parties that do what a test says."""
 
-import asyncio
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -8,13 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
-import pytest
-import uvicorn.server
-from fastapi import FastAPI
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -23,12 +18,10 @@ from vfl_flower import client_app
 from vfl_flower.config.audit_log import AuditLog
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.tasks.inference.party import scoring
 from vfl_flower.tasks.inference.party.model import forget
-from vfl_flower.tasks.inference.serving import service as service_module
-from vfl_flower.tasks.inference.serving import web
 from vfl_flower.tasks.inference.serving.loaded import Loaded
 from vfl_flower.tasks.inference.serving.service import Service
+from vfl_flower.tasks.inference.serving.web import app_of
 from vfl_flower.transport.http.listening import listening
 from vfl_flower.transport.http.tokens import Tokens
 from vfl_flower.transport.local import LocalGrid
@@ -36,27 +29,6 @@ from vfl_flower.transport.local import LocalGrid
 _PLACE = {"serve-address": "127.0.0.1:0", "score-timeout": 60.0}  # tests of deadlines set their own
 TOKEN = "a-token-of-enough-letters"
 SHOP = "the-token-of-a-second-caller"
-
-
-def _hurry() -> None:
-    """Have services of tests begin, look at files and end sooner. All describe the same calls."""
-    about, patch, describe = list[Any](), pytest.MonkeyPatch(), web._describe_calls
-
-    def described(app: FastAPI) -> None:
-        if not about:
-            describe(app)
-            about.extend(app.routes[-2:])
-        else:
-            app.routes.extend(about)
-
-    quick = {**vars(asyncio), "sleep": lambda seconds: asyncio.sleep(seconds / 10)}
-    patch.setattr(uvicorn.server, "asyncio", SimpleNamespace(**quick))  # its turns and its end
-    patch.setattr(web, "_describe_calls", described)
-    for module, name in ((service_module, "_LOOK"), (service_module, "_IDLE"), (scoring, "_LOOK")):
-        patch.setattr(module, name, 0.05)
-
-
-_hurry()
 
 
 class SlowGrid(LocalGrid):
@@ -70,7 +42,7 @@ class SlowGrid(LocalGrid):
         super().__init__(*arguments)
         self.late: dict[int, float] = {}
         self.away: set[int] = set()
-        self._held: list[tuple[float, Message]] = []  # when it came
+        self._held: list[tuple[float, Message]] = []
 
     def reaches(self, node: int) -> bool:
         return node not in self.away
@@ -79,16 +51,14 @@ class SlowGrid(LocalGrid):
         until = time.monotonic() + seconds
         while True:
             for message in self.pull_messages(keys):
-                self._held.append((time.monotonic(), message))
+                node = message.metadata.src_node_id
+                self._held.append((time.monotonic() + self.late.get(node, 0.0), message))
             now = time.monotonic()
             here = [
-                message
-                for came, message in self._held
-                if self.reaches(node := message.metadata.src_node_id)
-                and came + self.late.get(node, 0.0) <= now
+                m for due, m in self._held if due <= now and self.reaches(m.metadata.src_node_id)
             ]
             found = [m for m in here if m.metadata.reply_to_message_id in keys]
-            self._held = [(came, m) for came, m in self._held if m not in here]
+            self._held = [(due, m) for due, m in self._held if m not in here]
             if found or now >= until or self._woken.is_set():
                 self._woken.clear()
                 return found
@@ -97,28 +67,22 @@ class SlowGrid(LocalGrid):
 
 @dataclass
 class Served:
-    """A service, its folder, and two clients of it; the stranger has no token."""
+    """A service, and a client of it."""
 
     service: Service
     grid: SlowGrid
-    folder: Path
     url: str
     http: httpx.Client
-    stranger: httpx.Client
 
     @property
     def shop(self) -> httpx.Client:
         """Return a client of another caller, to be closed."""
         headers = {"Authorization": f"Bearer {SHOP}"}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=30, verify=False)
-
-    def post(self, *ids: int | str) -> httpx.Response:
-        """Ask for the scores of these ids."""
-        return self.http.post("/v1/predict", json={"ids": ids})
+        return httpx.Client(base_url=self.url, headers=headers, timeout=30)
 
     def ask(self, *ids: int | str) -> list[dict[str, Any]]:
         """Return the scores of these ids."""
-        reply = self.post(*ids)
+        reply = self.http.post("/v1/predict", json={"ids": ids})
         assert reply.status_code == 200, reply.text
         return reply.json()["predictions"]
 
@@ -158,15 +122,14 @@ def served(
     audit = AuditLog(tmp_path / "audit" / "audit.jsonl")
     service = Service(load, grid.wake, audit)
     try:
-        with listening(web.app_of(service, Tokens(tokens)), config.serving) as url:
+        with listening(app_of(service, Tokens(tokens)), config.serving) as url:
             worker = Thread(target=service.work)
             worker.start()
             headers = {"Authorization": f"Bearer {TOKEN}"}
             try:
                 # To read certificates takes longer than a call, and there is no TLS.
-                to: Any = {"base_url": url, "timeout": 30, "verify": False}
-                with httpx.Client(headers=headers, **to) as http, httpx.Client(**to) as other:
-                    yield Served(service, grid, tmp_path, url, http, other)
+                with httpx.Client(base_url=url, headers=headers, timeout=30, verify=False) as http:
+                    yield Served(service, grid, url, http)
             finally:
                 service.queue.close()
                 worker.join()
@@ -191,23 +154,12 @@ def serving(
     return served(organisations.folder / run, tmp_path, keys, own, client)
 
 
-Newcomers = tuple[Organisations, list[int]]
-
-
-def with_newcomers(folder: Path, *runs: Mapping[str, Any]) -> Newcomers:
+def with_newcomers(folder: Path, *runs: Mapping[str, Any]) -> tuple[Organisations, list[int]]:
     """Train "run", and then "any", without the last 40 people of a table; return these too."""
     organisations = cut(folder / "new", cancer(columns=6, rows=200), known=1.0)
     everyone = read(organisations.labels)
-    write(everyone, organisations.folder / "everyone.csv")
+    write(everyone, folder / "everyone.csv")
     write(everyone[:160], organisations.labels)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VFL_HOME", str(organisations.folder / "home"))  # where parties count ids
-        for name, keys in zip(("run", "any"), runs, strict=False):
-            organisations.run(name, keys)
+    for name, keys in zip(("run", "any"), runs, strict=False):
+        organisations.run(name, keys)
     return organisations, everyone[ID][160:].tolist()
-
-
-def copied(newcomers: Newcomers, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Newcomers:
-    """Return the same with copies of all files, also of what parties keep."""
-    monkeypatch.setenv("VFL_HOME", str(folder / "new" / "home"))
-    return newcomers[0].copy(folder / "new"), newcomers[1]

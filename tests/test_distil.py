@@ -65,7 +65,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VFL_HOME", str(tmp_path_factory.mktemp("home")))
         patch.setattr(distilled, "_DRAWS", 20)
-        patch.setattr(distilled, "MIXES", (0.0, 0.75, 1.0))
         yield
 
 
@@ -143,7 +142,7 @@ def test_the_command_distils_into_the_folder_of_the_run(
     ids=["numbers", "three classes", "masked sums", "partial rows", "zeroth order"],
 )
 def test_every_kind_of_run_has_a_student(tmp_path: Path, keys: dict[str, Any]) -> None:
-    frame = table(200)
+    frame = table()
     frame = frame.assign(three=np.digitize(frame["f0"] + frame["f5"], (-1, 1)))
     label = keys.get("label", "label")
     frame = frame.assign(label=frame[label])[[*(f"f{n}" for n in range(8)), ID, "label"]]
@@ -240,7 +239,7 @@ def test_many_rows_teach_by_large_batches_unless_options_say_how(
 
     def sizes(least: int, **keys: Any) -> tuple[int, ...]:
         configs: list[int] = []
-        init, config_of = distilled.Student.__init__, distilled._config
+        init = distilled.Student.__init__
 
         def made(self: Any, config: Any, labels: Any) -> None:
             init(self, config, labels)
@@ -249,8 +248,6 @@ def test_many_rows_teach_by_large_batches_unless_options_say_how(
         with monkeypatch.context() as patch:
             patch.setattr(distilled, "_MANY", least)
             patch.setattr(distilled.Student, "__init__", made)
-            once = {"epochs": 1}  # of which the options of the run know nothing
-            patch.setattr(distilled, "_config", lambda found, own: config_of(found, own | once))
             given = {"model": str(bank.folder / "run"), "out": str(tmp_path / f"{least}{keys}")}
             distil_local({**given, **keys}, bank.node_configs)
         return tuple(configs)
@@ -259,7 +256,10 @@ def test_many_rows_teach_by_large_batches_unless_options_say_how(
     assert sizes(100, epochs=2) == sizes(10_000, epochs=2) == (32, 32)
 
 
-def test_the_share_of_the_gain_is_one_for_the_run_and_nought_for_local_only() -> None:
+def test_the_share_of_the_gain_is_one_for_the_run_and_nought_for_local_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(distilled, "_DRAWS", 20)
     generator = torch.Generator().manual_seed(0)
     labels = (torch.rand(500, generator=generator) < 0.3).long()
     noise = torch.randn(500, 2, generator=generator)
@@ -285,9 +285,9 @@ def test_the_share_of_the_gain_is_one_for_the_run_and_nought_for_local_only() ->
 
 @pytest.mark.parametrize("hiding", [*HIDING, "nothing"])
 def test_no_hidden_label_changes_the_student(tmp_path: Path, hiding: str) -> None:
-    bank = organised(tmp_path, HIDING.get(hiding), table(200))
+    bank = organised(tmp_path, HIDING.get(hiding))
     found = checkpoint.load(tmp_path / "run")
-    before = distil(bank, "before", epochs=1)
+    before = distil(bank, "before", epochs=3)
     labels = distilled._labels(found, "run")
     assert labels.places is not None and labels.test_places is not None
     protected = [*labels.places, *labels.test_places[: labels.validation]]
@@ -298,7 +298,7 @@ def test_no_hidden_label_changes_the_student(tmp_path: Path, hiding: str) -> Non
         return frame
 
     change(bank.labels, other)
-    after = distil(bank, "after", epochs=1)
+    after = distil(bank, "after", epochs=3)
     then, now = (checkpoint.load(run.folder).arrays for run in (before, after))
     equal = all(np.array_equal(then[name], now[name]) for name in then if name.startswith("top."))
     assert equal == (hiding != "nothing")
@@ -313,8 +313,7 @@ def test_no_hidden_label_changes_the_student(tmp_path: Path, hiding: str) -> Non
 
 
 def test_noisy_embeddings_are_asked_for_once_and_never_for_a_local_score(tmp_path: Path) -> None:
-    noise = {"privacy": "perturbed-embedding", "embedding-noise": 8.0}
-    bank = organised(tmp_path, noise, table(200))
+    bank = organised(tmp_path, {"privacy": "perturbed-embedding", "embedding-noise": 8.0})
     run = Finished(tmp_path / "run").summary["epsilon"]
     student = distil(bank).summary["epsilon"]
     assert student > run

@@ -24,7 +24,7 @@ import torch
 
 from tests.fleet import until
 from tests.organisations import Organisations, cancer, cut
-from tests.serving import Newcomers, Served, copied, serving, with_newcomers
+from tests.serving import Served, serving, with_newcomers
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.records.ledger import opened
 from vfl_flower.tasks.inference.party.model import in_use
@@ -302,19 +302,15 @@ def test_the_last_predictions_that_a_rule_leaves_are_answered(
 # --- new ids ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def strangers(tmp_path_factory: pytest.TempPathFactory) -> Newcomers:
-    """Organisations whose label holder does not know the last 40 people of its table."""
-    return with_newcomers(tmp_path_factory.mktemp("strangers"), SHORT)
-
-
 @pytest.fixture
-def newcomers(strangers: Newcomers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Newcomers:
-    return copied(strangers, tmp_path, monkeypatch)
+def newcomers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Organisations, list[int]]:
+    """Organisations whose label holder does not know the last 40 people of its table."""
+    monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))  # where parties count ids
+    return with_newcomers(tmp_path, SHORT)
 
 
 def test_made_up_ids_of_one_caller_leave_the_others_theirs(
-    newcomers: Newcomers, tmp_path: Path
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
     """Else one of them uses up the party's rule."""
     organisations, new = newcomers
@@ -341,7 +337,7 @@ def test_made_up_ids_of_one_caller_leave_the_others_theirs(
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("file", ["new ids", "audit log"])
 def test_while_a_file_waits_for_the_disk_the_web_answers_others(
-    newcomers: Newcomers, tmp_path: Path, file: str
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path, file: str
 ) -> None:
     organisations, new = newcomers
     writing, written = Event(), Event()
@@ -373,7 +369,7 @@ def test_while_a_file_waits_for_the_disk_the_web_answers_others(
 
 
 def test_each_caller_has_a_separate_line_for_the_disk(
-    newcomers: Newcomers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Callers take turns by `Turns`, as for contributions."""
     lines: list[str] = []
@@ -419,7 +415,7 @@ def test_calls_that_are_made_together_fail_and_are_given_up_alone(
 
 
 def test_requests_whose_new_ids_are_counted_hold_places_of_their_caller(
-    newcomers: Newcomers, tmp_path: Path
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
     """Else one caller lines up as many requests as it likes."""
     held: list[bool] = []
@@ -441,7 +437,9 @@ def test_requests_whose_new_ids_are_counted_hold_places_of_their_caller(
         assert fits(queue, more)  # its places are free again
 
 
-def test_a_service_that_has_ended_leaves_no_thread(newcomers: Newcomers, tmp_path: Path) -> None:
+def test_a_service_that_has_ended_leaves_no_thread(
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path
+) -> None:
     def counting() -> bool:
         names = ("new ids", "audit lines")
         return any(each.name.startswith(names) for each in threading.enumerate())
@@ -455,12 +453,12 @@ def test_a_service_that_has_ended_leaves_no_thread(newcomers: Newcomers, tmp_pat
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("waits", ["score", "line"])
 def test_a_request_that_the_end_cuts_off_has_one_line_in_the_audit_log(
-    newcomers: Newcomers,
+    newcomers: tuple[Organisations, list[int]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     waits: str,
 ) -> None:
-    monkeypatch.setattr(listening, "_ENDING", 0.2)
+    monkeypatch.setattr(listening, "_ENDING", 1)
     began = Event()
 
     async def never(*given: Any) -> None:
@@ -484,7 +482,7 @@ def test_a_request_that_the_end_cuts_off_has_one_line_in_the_audit_log(
 
 
 def test_an_operator_can_keep_new_ids_from_the_parties(
-    newcomers: Newcomers, tmp_path: Path
+    newcomers: tuple[Organisations, list[int]], tmp_path: Path
 ) -> None:
     organisations, new = newcomers
     log = organisations.folder / "run" / "party-1-audit.jsonl"
