@@ -144,7 +144,7 @@ def run_options(**options: Any) -> list[str]:
 
 
 def main(folder: Path) -> None:
-    """Train, predict, fail, stop and serve; `tests.test_containers` looks at what is left."""
+    """Train, predict, fail, stop and serve; `test_containers` looks at what is left."""
     here = Here(folder)
     try:
         here.up()

@@ -7,7 +7,7 @@ Compared are parameters, history, summary and predictions, and of most runs in t
 arrays of each message, by party.
 
 Another processor rounds otherwise, so `tests/golden.json` holds of the small ones what survives
-that, and `tests/test_golden.py` compares with it; ``figures`` writes it anew.
+that, and `tests/repository/test_golden.py` compares with it; ``figures`` writes it anew.
 """
 
 import argparse

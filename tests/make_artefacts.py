@@ -4,7 +4,7 @@
 
 Version 0.2.0 wrote the committed files; ``expected.json`` has the versions of its packages. Run
 this only if a format changes on purpose, and say so in the commit. Without names it writes all
-cases. `tests/test_artefacts.py` loads them: it resumes runs, predicts, and goes on with counts.
+cases. `test_artefacts.py` loads them: it resumes runs, predicts, and goes on with counts.
 
 A case is one archive, ``CASE.zip``. The folder ``run`` in it holds a run that was cut short, and
 ``done`` one that finished. ``home`` is its VFL_HOME, ``state`` its XDG_STATE_HOME. The data are not
@@ -42,7 +42,7 @@ from tests.golden import outcome, robust
 from tests.ledgers import numbers_in
 from tests.organisations import ID, Organisations, cancer, cut, read, write
 from tests.secure import Parties
-from tests.test_checkpoint import Cut, cut_after
+from tests.strategy.test_checkpoint import Cut, cut_after
 from vfl_flower import client_app
 from vfl_flower.config.provenance import versions
 from vfl_flower.launch.engines import Finished as Run

@@ -17,12 +17,15 @@ from tests.planted import copied, fails
 
 MODULES = {
     "party/limits.py": ("party/test_limits.py", "party/test_asked_ids.py"),
-    "protocol/sampling/base.py": ("test_batches.py",),
-    "protocol/privacy/gaussian.py": ("test_accountants.py", "test_scalar_privacy.py"),
-    "protocol/privacy/labels.py": ("test_label_noise.py", "test_label_draws.py"),
-    "transport/http/tokens.py": ("test_gate.py", "test_serving.py"),
+    "protocol/sampling/base.py": ("protocol/test_batches.py",),
+    "protocol/privacy/gaussian.py": (
+        "protocol/test_accountants.py",
+        "protocol/test_scalar_privacy.py",
+    ),
+    "protocol/privacy/labels.py": ("protocol/test_label_noise.py", "protocol/test_label_draws.py"),
+    "transport/http/tokens.py": ("transport/test_gate.py", "tasks/test_serving.py"),
     "transport/stream/links.py": ("stream/test_strangers.py", "stream/test_broken.py"),
-    "protocol/codecs/channel.py": ("test_codecs.py", "test_ef_vfl.py"),
+    "protocol/codecs/channel.py": ("protocol/test_codecs.py", "protocol/test_ef_vfl.py"),
 }
 OTHERS: dict[type[ast.AST], type[ast.AST]] = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt},

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import nightly
 from tests.organisations import Organisations, cut, small
-from tests.test_checkpoint import Cut, cut_after
+from tests.strategy.test_checkpoint import Cut, cut_after
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.privacy.embeddings import PerturbedEmbeddings
 from vfl_flower.protocol.systems import resolve

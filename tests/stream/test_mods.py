@@ -17,9 +17,9 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from strategies.vertical import Vertical
 from tests.conftest import trained
 from tests.examples import EXAMPLES
+from tests.party.test_shared_actors import Nodes as Actors
+from tests.party.test_shared_actors import nothing_served, started
 from tests.stream.nodes import KEYS, Streamed
-from tests.test_shared_actors import Nodes as Actors
-from tests.test_shared_actors import nothing_served, started
 from vfl_flower import client_app
 from vfl_flower.client_app import PartyApp
 from vfl_flower.config.errors import PartyError, VflError

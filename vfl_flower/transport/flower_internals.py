@@ -1,6 +1,6 @@
 """Code that uses Flower's private parts, with `flower_processes`; they bound flwr's version.
 
-`tests/test_flower_internals.py` tests each assumption.
+`tests/transport/test_flower_internals.py` tests each assumption.
 """
 
 from __future__ import annotations

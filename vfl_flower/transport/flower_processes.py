@@ -1,6 +1,6 @@
 """Flower's own processes, by its private parts: a SuperLink, a SuperExec and a SuperNode.
 
-`tests/test_flower_internals.py` tests each assumption.
+`tests/transport/test_flower_internals.py` tests each assumption.
 """
 
 from __future__ import annotations
