@@ -1,9 +1,8 @@
 """The Flower ServerApp of the label holder: configuration in, results folder out."""
 
-import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -59,8 +58,11 @@ def _distil(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
         try:
             student = distil(transport, config, given, run, Keeper(folder, run))
         except errors.VflError:
-            if is_new:  # no student has been saved yet
-                shutil.rmtree(folder)
+            if is_new:
+                with suppress(OSError):  # a folder that has more in it stays
+                    for name in ("history.jsonl", "run.lock"):
+                        (folder / name).unlink()
+                    folder.rmdir()
             raise
         for entry in student.history.entries:
             results.evaluated(entry)

@@ -15,6 +15,7 @@ from torch.nn import functional
 from strategies import distilled
 from tests.organisations import ID, Organisations, change, cut
 from tests.serving import served
+from vfl_flower import server_app
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch.engines import Finished, distil_local, predict_local
@@ -327,8 +328,12 @@ def test_noisy_embeddings_are_asked_for_once_and_never_for_a_local_score(tmp_pat
 
 
 def test_a_run_without_a_student_is_refused_before_parties_are_asked(
-    bank: Organisations, tmp_path: Path
+    bank: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def spoil(*given: Any) -> None:
+        (given[-1].folder / "mine.txt").touch()
+        raise ConfigError("Not now.")
+
     with pytest.raises(ConfigError, match="has no parties"):
         distil_local({"model": str(bank.folder / "student")}, [])
     bare = cut(tmp_path / "bare", table(60), own=0, known=1.0)
@@ -338,7 +343,11 @@ def test_a_run_without_a_student_is_refused_before_parties_are_asked(
     whole = organised(tmp_path / "whole", {"test-fraction": 0.0}, table(80))
     with pytest.raises(ConfigError, match="no test rows"):
         distil(whole)
-    assert not (whole.folder / "run" / "distilled").exists()
+    assert not (whole.folder / "student").exists()
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="Not now"):
+        patch.setattr(server_app, "distil", spoil)
+        distil(whole)
+    assert [each.name for each in (whole.folder / "student").iterdir()] == ["mine.txt"]
     lacking = organised(tmp_path / "lacking", None, table(80))
     change(lacking.files[0], lambda frame: frame.iloc[1:])
     with pytest.raises(ConfigError, match="1 people of the run"):

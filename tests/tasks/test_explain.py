@@ -419,12 +419,16 @@ def test_a_party_can_refuse_and_the_others_are_explained(
     assert sentence in caplog.text
 
 
-def test_a_terminal_repeats_no_refusal_and_says_what_it_leaves_out(tmp_path: Path) -> None:
+def test_a_terminal_repeats_no_refusal_and_says_what_it_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = {"feature": 3, "value": -1e-9, "low": -1e-7, "high": 0.02}
     refused = {"0": {"refused": "Party 0 refuses task 'explain'."}}
     parties = {**refused, "1": {"features": [one, *[{**one, "value": -1.0}] * 21]}}
     figures = {"metric": "auc", "baseline": 0.9, "rows": 200, "repeats": 1, "parties": parties}
     (tmp_path / "explanation.json").write_text(json.dumps(figures))
+    assert "Without figures: Party 0 refuses" in features.in_terminal(tmp_path, "explanation")
+    monkeypatch.setattr(features, "on_terminal", lambda: True)
     said = features.in_terminal(tmp_path, "explanation")
     assert "refuses" not in said
     assert f"The page of `vfl report {tmp_path}` has 2 more features." in said

@@ -493,7 +493,9 @@ def test_a_party_that_refuses_is_left_out_and_others_are_done(organisations: Org
 
 
 def test_a_failing_party_is_left_out(
-    organisations: Organisations, monkeypatch: pytest.MonkeyPatch
+    organisations: Organisations,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     written = evidence.write_files
 
@@ -505,6 +507,7 @@ def test_a_failing_party_is_left_out(
     monkeypatch.setattr(at_party, "write_files", fail)
     parties = result(organisations.run("run", {**KEYS, "epsilon": 3.0}).folder)["parties"]
     assert parties["0"] == {"refused": "Party 0 has computed no values. Its own log says why."}
+    assert parties["0"]["refused"] in caplog.text
     assert len(parties["1"]["features"]) == 2
     assert list(parties) == ["0", "1", "label holder"]
 

@@ -21,6 +21,7 @@ from vfl_flower.results.report.read import (
     shown,
     text,
 )
+from vfl_flower.results.terminal import on_terminal
 
 _SHOWN = 20  # features; the others unfold
 _STRENGTHS = ((0.02, "none"), (0.1, "weak"), (0.3, "medium"), (0.5, "strong"))
@@ -81,7 +82,7 @@ def in_terminal(folder: Path, what: str) -> str:
     if not section:
         return ""
     more = [f"The page of `vfl report {folder}` has {title}." for title in section.more]
-    told = _refused(run, of)  # by notices
+    told = _refused(run, of) if on_terminal() else []  # where notices say it too
     notes = [*(each for each in section.notes if each not in told), *more]
     return replace(section, notes=notes).in_terminal()
 

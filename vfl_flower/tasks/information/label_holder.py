@@ -118,6 +118,9 @@ class _Information:
             sent, spent = self._noisy_labels(labels)
             answers = self._noisy(here, labels, sent)
         parties |= {str(here[node].party): answer for node, answer in answers.items()}
+        for answer in answers.values():
+            if "refused" in answer:
+                notice.warning("%s", answer["refused"])
         result = {
             "mode": config.information,
             "epsilon": config.privacy.epsilon,
@@ -198,7 +201,6 @@ class _Information:
             groups = [of_column[bins[at]] for at, (of_column, _) in enumerate(counted)]
             if not shown.add(rows, groups):
                 found[node] = {"refused": TOO_MANY.format(party=party, columns=each.columns)}
-                notice.warning("%s", found[node]["refused"])
                 continue
             evidence[node] = EvidenceOrder(kept=1.0, config=self.about, arrays=_counts(counted))
             found[node] = {"features": []}
