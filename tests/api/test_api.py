@@ -22,7 +22,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 import vfl_flower
 from strategies.papers.vafl import VAFL
 from tests import options, towers
-from tests.conftest import ALL_ROWS, nightly
+from tests.conftest import ALL_ROWS
 from vfl_flower.api import model as api
 from vfl_flower.api import own_code
 from vfl_flower.api.keywords import Options
@@ -82,16 +82,16 @@ def nothing_is_held_afterwards() -> Any:
 
 NAMES = [f"row {number}" for number in range(len(X))]
 HELD: dict[str, tuple[Any, Any]] = {
-    "mixed": ([PARTS[0], FRAMES[1], torch.tensor(PARTS[2])], Y.tolist()),
+    "mixed": (
+        [PARTS[0], FRAMES[1], torch.tensor(PARTS[2])],
+        Y.set_axis(pd.RangeIndex(600, 600 + len(X))),
+    ),
     "named rows": ([frame.set_axis(NAMES) for frame in FRAMES], Y.set_axis(NAMES)),
-    "lists": (tuple(part.tolist() for part in PARTS), Y),
-    "ranges": (FRAMES, Y.set_axis(pd.RangeIndex(600, 600 + len(X)))),
+    "lists": (tuple(part.tolist() for part in PARTS), Y.tolist()),
 }
 
 
-@pytest.mark.parametrize(
-    "kind", [each if each in ("mixed", "named rows") else nightly(each) for each in HELD]
-)
+@pytest.mark.parametrize("kind", HELD)
 def test_whatever_holds_numbers_gives_the_same_model(model: vfl_flower.Model, kind: str) -> None:
     found = vfl_flower.train(ONCE, *HELD[kind])
     assert found.history[-1]["test_loss"] == model.history[-1]["test_loss"]

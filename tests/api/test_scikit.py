@@ -187,7 +187,9 @@ def test_weights_of_classes_are_a_mapping() -> None:
     x, weights = x[["mean radius", "worst texture"]], {"malignant": 50.0}
     plain = VerticalClassifier(epochs=2, random_state=0)
     fitted = clone(plain).set_params(class_weights=weights).fit(x, y)
-    assert fitted.model_.summary["config"]["class-weights"] == "1.0,50.0"
+    of_array = clone(fitted).fit(x.to_numpy(), y)
+    for each in (fitted, of_array):
+        assert each.model_.summary["config"]["class-weights"] == "1.0,50.0"
     many, few = ((each.predict(x) == "malignant").mean() for each in (fitted, plain.fit(x, y)))
     assert many > few
     assert clone(fitted).get_params()["class_weights"] == weights

@@ -267,6 +267,7 @@ SHARED = {"strategy": "ef-vfl", "labels": "shared"}
 SECRET = {**DPZV, "sampling": "poisson", "calibration": "secret"}
 BEGIN = {"initial-surrogates": "embeddings"}
 BEGINS = "^initial-surrogates = 'embeddings'"
+NEW = "with labels = 'shared' begins with new models"
 POISSON, PERTURBED = {"sampling": "poisson"}, {"privacy": "perturbed-embedding"}
 OF_SHUFFLE = NOT_FOR.format("known", "shuffle", "poisson")
 NOT_KNOWN = "^privacy = 'perturbed-embedding' does not know how often"
@@ -286,7 +287,10 @@ NO_RANGE = "^privacy = 'scalar' with target = 'regression' needs the lowest and 
             ({**DPZV, "calibration": each}, NOT_FOR.format(each, "poisson", "shuffle"))
             for each in ("secret", "paper")
         ),
-        ({**DPZV, "class-weights": "balanced"}, "^class-weights = 'balanced' follows from all lab"),
+        (
+            {**DPZV, "class-weights": "balanced"},
+            "^class-weights = 'balanced' follows from all labels, and the noise of privacy",
+        ),
         *(
             ({**SECRET, **other, "max-delay": 8}, "^max-delay = 8 asks parties for the rows of ea")
             for other in ({}, {"calibration": "paper"})
@@ -319,7 +323,7 @@ NO_RANGE = "^privacy = 'scalar' with target = 'regression' needs the lowest and 
             ({**keys, **BEGIN}, f"{BEGINS} needs error feedback, and c")
             for keys in ({}, {"strategy": "cvfl"}, {"strategy": "ef-vfl", "codec": "identity"})
         ),
-        ({**SHARED, **BEGIN, "grow": "runs/a"}, f"{BEGINS} with labels = 'shared' begins with new"),
+        ({**SHARED, **BEGIN, "grow": "runs/a"}, f"{BEGINS} {NEW}"),
         ({"strategy": "frozen", "codec": "top-k"}, "^strategy = 'frozen' is a baseline, which"),
         ({**SHARED, "strategy": "local-only"}, "^strategy = 'local-only' is a baseline, which"),
         ({"strategy": "ef-vfl", "local-steps": 2}, "^local-steps = 2 needs labels = 'shared'"),

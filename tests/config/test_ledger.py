@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -148,6 +149,10 @@ def test_no_changed_bit_counts_less(tmp_path: Path) -> None:
         finally:
             plain.close()
     assert less > 10 and refused > less
+    with closing(sqlite3.connect(path)) as plain, plain:
+        plain.execute("DELETE FROM entries WHERE key = 2000")
+    with pytest.raises(VflError, match="is damaged"):
+        numbers_in(path, "n")
 
 
 def test_a_file_that_no_ledger_wrote_is_refused_and_stays(tmp_path: Path) -> None:

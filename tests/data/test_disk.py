@@ -49,6 +49,7 @@ from vfl_flower.label_holder.results import Results, in_use
 from vfl_flower.launch import engines
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.party import state_file
+from vfl_flower.results.report import write_report
 from vfl_flower.tools.cli import main
 from vfl_flower.transport.flower_internals import state_from_bytes, state_to_bytes
 from vfl_flower.transport.messages import DescribeOrder, Description
@@ -245,6 +246,10 @@ def test_a_full_disk_leaves_no_half_predictions(tmp_path: Path, name: str) -> No
         predict_local(keys)
     predict_local(keys)
     assert {path.name for path in tmp_path.iterdir()} == {"run", name, "said.json"}
+    (page := tmp_path / "run" / "report.html").write_text("that of before")
+    with full_after(1000), pytest.raises(VflError, match=rf"^{page} cannot .* large\).* --out\.$"):
+        write_report([page.parent])
+    assert page.read_text() == "that of before"
 
 
 @contextmanager

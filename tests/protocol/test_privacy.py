@@ -115,6 +115,7 @@ def test_noise_of_inner_layers_is_uniform_with_its_deviation(deviation: float) -
     assert noise.mean().abs() < 5 / math.sqrt(count)
     assert (noise.square().mean() - 1).abs() < 5 * math.sqrt(0.8 / count)
     assert ((noise.abs() < 1).float().mean() - 1 / math.sqrt(3)).abs() < 2.5 / math.sqrt(count)
+    assert torch.equal(noise_of(config_of())(0, z := torch.randn(ROWS, 4)), z)  # without it
 
 
 @pytest.mark.parametrize("bound", [0.5, 3.0])

@@ -1,5 +1,6 @@
 """Imports are declared: the package's as dependencies, the tests' in its extra."""
 
+import ast
 import os
 import re
 import subprocess
@@ -31,12 +32,11 @@ def normal(name: str) -> str:
 
 def imported(source: str) -> Iterator[str]:
     """The packages that are imported, at the top or in a function."""
-    lines = re.findall(r"^[ \t]*((?:import|from) [^.\n].*)", source, re.MULTILINE)
-    for line in lines:
-        if of := re.match(r"from (\w+)[\w.]* import\b", line):
-            yield of[1]
-        elif line.startswith("import "):
-            yield from re.findall(r"(?:^import |, *)(\w+)", line)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
 
 
 def sources(folder: str) -> Iterator[str]:

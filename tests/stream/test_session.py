@@ -241,10 +241,10 @@ def test_a_party_whose_label_holder_vanished_gives_up_and_keeps_its_state(
 def test_a_party_calls_again_if_the_label_holder_gives_no_sign(
     pings: bool, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ) -> None:
-    monkeypatch.setattr(session, "SILENT", 0.5)
+    monkeypatch.setattr(session, "SILENT", 1.0)
 
     def script(received: Iterator[Any]) -> Iterator[bytes]:
-        end = time.monotonic() + (0.75 if pings else HANGING)
+        end = time.monotonic() + (1.5 if pings else HANGING)
         while time.monotonic() < end and len(each.tokens) < 2:
             time.sleep(0.05)
             if pings:

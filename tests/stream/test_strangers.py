@@ -220,16 +220,21 @@ def test_a_token_serves_one_call(port: links.Streams, logged: list[str]) -> None
 
 
 @pytest.mark.parametrize("sent", [b"\0" * 1000, b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\xff\xff"])
-def test_bytes_of_no_protocol_do_nothing(
+def test_bytes_of_no_protocol_and_wrong_tokens_do_nothing(
     port: links.Streams, sent: bytes, logged: list[str]
 ) -> None:
-    with socket.create_connection(("127.0.0.1", port_of(at(port))), HANGING) as connection:
-        connection.sendall(sent)
-        connection.shutdown(socket.SHUT_WR)
-        with suppress(ConnectionResetError):
-            while connection.recv(1000):
-                pass
-    assert logged == [] and admitted(port, "first")
+    put(port, "a")
+    with call(at(port), "first") as party:
+        assert party.recv() == b"order"
+        with socket.create_connection(("127.0.0.1", port_of(at(port))), HANGING) as connection:
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionResetError):
+                while connection.recv(1000):
+                    pass
+        assert logged == [] and not admitted(port, "wrong")
+        party.send(to_bytes(reply(RUN, FIRST, "a")))  # as if nobody had called
+        eventually(lambda: "a" in port.replies)
 
 
 CUT = "Cut the stream of the party on node 2: it sent"
