@@ -150,7 +150,13 @@ def test_a_rule_that_changes_holds_from_the_next_message(begun: Callable[..., Co
     over_a_stream(context, step(2))  # the control: its rules permit the run
     assert exchange_of(context) == 0
     context.node_config["max-epochs"] = 1
-    with pytest.raises(VflError, match="max-epochs = 1"):
-        over_a_stream(context, step(3))
     refused(context, step(3), "max-epochs = 1")
     assert exchange_of(context) == 2  # a refused plain message hands over too
+    with pytest.raises(VflError, match="max-epochs = 1"):
+        over_a_stream(context, step(3))
+    context.node_config["max-epochs"] = 100
+    over_a_stream(context, step(3))
+    context.node_config["max-epochs"] = 99  # nothing was written since
+    over_a_stream(context, step(4))
+    limits = next(iter(session.live.values())).party.limits
+    assert limits and limits.epochs == 99

@@ -23,6 +23,7 @@ from vfl_flower.alignment.store import PSI, digest_of, is_aligned, save_state
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data import evidence
 from vfl_flower.data.at_label_holder import load_labels, own_table
+from vfl_flower.data.at_party import partition_columns
 from vfl_flower.data.evidence import MOST_TOLD, leverages
 from vfl_flower.data.ids import by_id
 from vfl_flower.data.split import divide
@@ -761,3 +762,13 @@ def test_the_audit_measures_what_each_side_learns(tmp_path: Path) -> None:
     few = {each.attack: each for each in of_information(resolve({"dataset": "breast-cancer"}), 2)}
     assert few["exact counts, control"].success > few["exact counts, those sent"].success
     assert of_information(resolve({"dataset": "digits"}), 2) == []
+
+
+def test_columns_of_a_divided_table_are_converted_one_by_one(tmp_path: Path) -> None:
+    """A view would hold a copy of the whole table."""
+    table = pd.DataFrame({name: np.arange(40) % 7 for name in "abcd"}).assign(y=[0, 1] * 20)
+    table.to_parquet(path := tmp_path / "table.parquet")
+    config = resolve({"task": "information", "dataset": f"parquet:{path}", "label": "y"})
+    columns = dict(partition_columns(config, 1, 2).read())
+    assert [*columns] == ["0", "1"]
+    assert all(each.base is None and each.dtype == np.float64 for each in columns.values())

@@ -320,4 +320,8 @@ def partition_columns(config: RunConfig, party: int, parties: int) -> RawColumns
         mask = row_masks_of(config, (numbers, test_numbers), parties)[0][:, party]
         train, numbers = train[mask], numbers[mask]
     people = partial(numbers.astype, np.uint64)
-    return RawColumns(alignment, len(train), lambda: columns_of(train.astype(np.float64)), people)
+
+    def read() -> Named:  # one column at a time, since all would double the memory
+        return ((name, column.astype(np.float64)) for name, column in columns_of(train))
+
+    return RawColumns(alignment, len(train), read, people)

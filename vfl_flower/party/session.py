@@ -32,7 +32,7 @@ class Session:
     """A party and the ``Context`` whose state it continues.
 
     scalars : record of the state's scalars that the party agrees with; ``None`` after a failure.
-    node_config : node configuration, with the rules that the state was checked with.
+    node_config : node configuration, with the rules that the party was made or loaded with.
     ahead : whether the party has served messages since it wrote the state.
     accepted : whether the party's rules permit the run of this state.
     is_current : whether it is known to continue the Context of the turn that comes now.
@@ -43,7 +43,7 @@ class Session:
     def __init__(self, context: Context, party: Party) -> None:
         self.context, self.party = context, party
         self.scalars: Any = None
-        self.node_config: Mapping[str, Any] = {}
+        self.node_config: Mapping[str, Any] = dict(context.node_config)
         self.ahead = self.accepted = self.is_current = False
         self.before: tuple[int, int, PendingWindow | None, int] | None = None
 
@@ -90,7 +90,6 @@ class Session:
             party.seal.keep(context)
         here.model = weakref.ref(records["model"])
         self.scalars, self.ahead = records["scalars"], False
-        self.node_config = dict(context.node_config)
         live[learner.index, learner.parties] = self
 
     def go_back(self) -> None:
@@ -166,8 +165,9 @@ def resume(context: Context) -> Session:
         if not about:
             raise OutOfStepError("has no state of this run.")
         place = index_and_parties(context)
-        if session and session.ahead and session.context is not context:
-            session.write()  # the other Context may be served again
+        is_left = session and (session.context is not context or session.node_config != node)
+        if session and session.ahead and is_left:
+            session.write()  # for the other Context, or under the rules before
         same_run = session is not None and session.context.run_id == context.run_id
         if session is None or not same_run or session.party.about != about:
             session = live[place] = Session(context, builder.rebuild(context, about))
