@@ -152,6 +152,14 @@ def with_data(config: RunConfig, x: Tensor) -> Learner:
     return Party(config, 0, PARTIES, 3, FeatureBlock(rows, rows[:0], "")).learner
 
 
+def test_embedding_is_the_forward_pass() -> None:
+    config = config_of(embedding_size=SIZE)
+    model, x, _ = party(config)
+    blocks = FirstOrder(config).embed(with_data(config, x), ORDER, WINDOW)
+    assert blocks.keys() == {"embedding"}
+    torch.testing.assert_close(blocks["embedding"].detach(), model(x).detach())
+
+
 def test_update_from_the_embeddings_at_hand_repeats_no_pass_and_gives_the_same() -> None:
     config, results = config_of(regulariser_weight=0.1, embedding_size=SIZE), []
     for at_hand in (True, False):

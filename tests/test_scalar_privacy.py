@@ -475,7 +475,7 @@ def test_an_answer_beyond_the_budget_is_not_counted_and_not_given(tmp_path: Path
     counted.taken[:] = 3
     assert not log.permits_answers([(0, window([1, 2, 2, 2], [2, 1, 1]))])
     assert log.permits_answers([(0, window([1, 2, 2], [2, 1]))])
-    assert not log.permits_answers([(party, window([1, 2], [2])) for party in range(2)])
+    assert not log.permits_answers([(party, window([1], [1])) for party in range(2)])
     assert counted.taken.tolist() == [3, 4, 5, 3, 3, 3]
 
 
