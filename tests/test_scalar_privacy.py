@@ -409,6 +409,21 @@ def test_noise_is_calibrated_to_all_that_a_run_releases(name: str) -> None:
     assert figures["epsilon_of_paper"] == pytest.approx(of_paper)
 
 
+@pytest.mark.parametrize(
+    ("keys", "multiplier"),
+    [
+        ({"top_model": "sum", "embedding_size": "auto"}, 66.7),
+        ({"perturbs": "all", "server_update": "zeroth-order"}, 33.4),
+    ],
+)
+def test_noise_of_20_epochs_of_mnist_at_epsilon_1(keys: dict[str, Any], multiplier: float) -> None:
+    """2 * 3.73 sqrt(releases of a record): 80 scalars of four parties, or 20 that are joint."""
+    _, counted = scalar_log(60_000, epsilon=1.0, delta=1e-5, batch_size=2048, epochs=20, **keys)
+    planned = 20 * 4 * 30
+    assert counted.steps_allowed(planned, 4, 4, keys.get("top_model") != "sum") == planned
+    assert counted.multiplier == pytest.approx(multiplier, abs=0.05)
+
+
 def test_a_single_party_has_one_scalar_and_one_step() -> None:
     strategy, _ = trained(1, {**DPZV, "epochs": 2, "noise-multiplier": 9.0})
     assert strategy.figures()["epsilon"] == pytest.approx(gaussian(9.0, 2 * 2))
