@@ -719,3 +719,12 @@ def test_who_begins_anew_alone_does_not_change_what_all_go_back_to(
         return
     parties.agree()
     np.testing.assert_allclose(total(parties.evaluated()), first, atol=1e-4)  # all as they were
+
+
+@pytest.mark.usefixtures("_keys_anew")
+def test_so_has_who_begins_by_another_model(parties: Parties, tmp_path: Path) -> None:
+    """A sum of a new model and an old one, less that of the old ones, would be one party's."""
+    total(parties.evaluated())
+    asked(parties.nodes[0], DescribeOrder(outputs=1), Description)
+    with pytest.raises(ConfigError, match="Parties 0 and 1 have no key"):
+        parties.agree()

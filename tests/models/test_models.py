@@ -15,8 +15,9 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.models.bottoms import build_bottom, embedding_size, has_gradient
 from vfl_flower.models.losses import Loss, loss_per_row, penalty, penalty_gradient
+from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.tops import build_top
-from vfl_flower.models.training import choose_device
+from vfl_flower.models.training import choose_device, load_model, model_arrays
 from vfl_flower.protocol.systems import resolve, sized
 
 
@@ -256,6 +257,34 @@ def test_regularisers_by_hand_and_their_gradient(regulariser: str, values: list[
     w = 3 * torch.randn(50, dtype=torch.float64, requires_grad=True)
     (expected,) = torch.autograd.grad(penalty(training, w).sum(), [w])
     torch.testing.assert_close(penalty_gradient(training, w.detach()), expected)
+
+
+@pytest.mark.parametrize("kind", ["binarised", "scorecard"])
+def test_black_boxes_have_no_gradient_to_learn_from(kind: str) -> None:
+    model = build_bottom(config_of(bottom_model=kind), 0, torch.zeros(5), 3)
+    gradients = torch.autograd.grad(model(torch.randn(6, 5)).sum(), list(model.parameters()))
+    assert all((gradient == 0).all() for gradient in gradients)
+
+
+def test_parameters_survive_as_arrays() -> None:
+    ours = build_bottom(config_of(), 0, torch.zeros(4), 3)
+    theirs = build_bottom(config_of(), 1, torch.zeros(4), 3)
+    load_model(theirs, {name: array.copy() for name, array in model_arrays(ours).items()})
+    assert torch.equal(flat(theirs), flat(ours))
+
+
+def test_concatenated_embeddings_may_differ_in_size() -> None:
+    assert build_top(config_of(), [2, 3], 5)(torch.randn(4, 5)).shape == (4, 5)
+
+
+def test_optimizers_by_name() -> None:
+    model = BottomModel([torch.nn.Linear(2, 1)], ["none"])
+    kinds = {"sgd": ("SGD", 0), "momentum": ("SGD", 0.9), "adam": ("Adam", None)}
+    for name, (kind, momentum) in kinds.items():
+        optimizer = build_optimizer(config_of(optimizer=name), model, 0.25)
+        group = optimizer.param_groups[0]
+        found = type(optimizer).__name__, group["lr"], group.get("momentum")
+        assert found == (kind, 0.25, momentum)
 
 
 @pytest.mark.parametrize("classes", [3, 1500])

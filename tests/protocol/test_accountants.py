@@ -14,6 +14,8 @@ from dp_accounting import (
     calibrate_dp_mechanism,
 )
 from dp_accounting.pld import PLDAccountant
+from flwr.serverapp import GaussianPrivacyEvent, PrivacyConfig, RdpAccountant, SamplingMethod
+from flwr.serverapp import NeighboringRelation as Relation
 from numpy.typing import NDArray
 
 from vfl_flower.config.run_config import RunConfig
@@ -175,3 +177,16 @@ def test_noise_of_the_paper_is_its_formula() -> None:
 def test_a_delta_that_is_not_given_is_well_below_one_over_the_rows(rows: int, delta: float) -> None:
     assert delta_of(resolve({"strategy": "dpzv"}), rows) == pytest.approx(delta)
     assert delta_of(resolve({"delta": 1e-3}), rows) == 1e-3
+
+
+def test_known_releases_spend_less_than_by_renyi_divergences_and_not_much() -> None:
+    config = PrivacyConfig(
+        DELTA, 1000, Relation.ADD_OR_REMOVE_ONE, SamplingMethod.NO_AMPLIFICATION, None
+    )
+    bound = RdpAccountant(config)
+    bound.compose(GaussianPrivacyEvent(0.8, 50, 1000), 34)
+    assert 0.8 < epsilon_of(mu_of_releases(0.8, 34), DELTA) / bound.get_epsilon(DELTA) <= 1
+
+
+def test_without_noise_no_step_fits() -> None:
+    assert most_steps(1.0, 1e-3, 0.0, 50, 1000, 10) == 0

@@ -54,6 +54,7 @@ from vfl_flower.transport.wire import (
     said,
     to_failure,
     to_message,
+    to_reply,
 )
 
 # --- one upload ---------------------------------------------------------------------------------
@@ -463,3 +464,12 @@ def test_no_cell_of_a_table_takes_a_regular_expression_long(name: str) -> None:
         pattern.fullmatch((each * 20_000)[:20_000] + "\0")
     assert process_time() - begun < 0.1
     assert slowest(pattern, [" "], 4000) > 0.05  # the control: as a search it would
+
+
+def test_replies_that_are_as_they_should_be_pass() -> None:
+    arrays = {"embedding": np.ones((2, 3))}
+    upload = messages.Upload(party=1, exchange=1, peak_memory_mb=5e3, arrays=arrays)
+    begin_task()
+    reply = to_reply(upload, to_message(messages.EvaluateOrder(exchange=1), 2, 60))
+    found = read_reply(reply, messages.Upload, 200)
+    assert found.peak_memory_mb == 5e3 and found.nbytes == 48

@@ -152,6 +152,14 @@ def with_data(config: RunConfig, x: Tensor) -> Learner:
     return Party(config, 0, PARTIES, 3, FeatureBlock(rows, rows[:0], "")).learner
 
 
+def test_embedding_is_the_forward_pass() -> None:
+    config = config_of(embedding_size=SIZE)
+    model, x, _ = party(config)
+    blocks = FirstOrder(config).embed(with_data(config, x), ORDER, WINDOW)
+    assert blocks.keys() == {"embedding"}
+    torch.testing.assert_close(blocks["embedding"].detach(), model(x).detach())
+
+
 def test_update_from_the_embeddings_at_hand_repeats_no_pass_and_gives_the_same() -> None:
     config, results = config_of(regulariser_weight=0.1, embedding_size=SIZE), []
     for at_hand in (True, False):
@@ -192,3 +200,16 @@ def test_update_is_the_loop_of_torch_over_two_windows(name: str, keys: dict[str,
                 p.grad = g
             theirs.step()
     assert_same_parameters(model, expected)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "cnn", "lstm"])
+def test_one_step_is_gradient_descent_for_every_model(kind: str) -> None:
+    config = config_of(bottom_model=kind, bottom_hidden=3)
+    model = build_bottom(config, 0, torch.zeros(4, 4), SIZE)
+    x = torch.randn(ROWS, 4, 4, generator=generator(2))
+    rows = torch.randn(ROWS, SIZE, generator=generator(3))
+    gradients = gradients_at(model, x, rows)
+    before = [p.detach().clone() for p in model.parameters()]
+    descend(model, build_optimizer(config, model, 0.1), x, None, rows, [ROWS], config.training)
+    for p, q, g in zip(model.parameters(), before, gradients, strict=True):
+        torch.testing.assert_close(p.detach(), q - 0.1 * g)

@@ -447,4 +447,5 @@ def test_noise_seed_makes_a_run_repeatable_and_a_secret_one_does_not(run: Start)
         return np.concatenate([array.ravel() for model in models for array in model.values()])
 
     assert np.array_equal(parameters(3), parameters(3))
+    assert not np.allclose(parameters(3), parameters(4), atol=1e-3)
     assert not np.allclose(parameters(-1), parameters(-1), atol=1e-3)

@@ -18,7 +18,7 @@ from strategies.baselines.frozen import learn
 from tests.conftest import Start, nightly, trained
 from tests.pairwise import pairwise
 from tests.protocol.test_accountants import epsilon_of_scalars
-from tests.releases import log_of
+from tests.releases import accountant_of, log_of
 from tests.stepping import by_differences, by_gradient
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, DivergedError
@@ -33,7 +33,9 @@ from vfl_flower.models.tops import build_top
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.directions.window import Directions
-from vfl_flower.protocol.privacy.accountant import EVERYONE
+from vfl_flower.protocol.privacy.accountant import EVERYONE, Accountant
+from vfl_flower.protocol.privacy.embeddings import EmbeddingAccountant
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.privacy.noise import ScalarNoise
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
 from vfl_flower.protocol.privacy.scalars import (
@@ -409,6 +411,21 @@ def test_noise_is_calibrated_to_all_that_a_run_releases(name: str) -> None:
     assert figures["epsilon_of_paper"] == pytest.approx(of_paper)
 
 
+@pytest.mark.parametrize(
+    ("keys", "multiplier"),
+    [
+        ({"top_model": "sum", "embedding_size": "auto"}, 66.7),
+        ({"perturbs": "all", "server_update": "zeroth-order"}, 33.4),
+    ],
+)
+def test_noise_of_20_epochs_of_mnist_at_epsilon_1(keys: dict[str, Any], multiplier: float) -> None:
+    """2 * 3.73 sqrt(releases of a record): 80 scalars of four parties, or 20 that are joint."""
+    _, counted = scalar_log(60_000, epsilon=1.0, delta=1e-5, batch_size=2048, epochs=20, **keys)
+    planned = 20 * 4 * 30
+    assert counted.steps_allowed(planned, 4, 4, keys.get("top_model") != "sum") == planned
+    assert counted.multiplier == pytest.approx(multiplier, abs=0.05)
+
+
 def test_a_single_party_has_one_scalar_and_one_step() -> None:
     strategy, _ = trained(1, {**DPZV, "epochs": 2, "noise-multiplier": 9.0})
     assert strategy.figures()["epsilon"] == pytest.approx(gaussian(9.0, 2 * 2))
@@ -475,7 +492,7 @@ def test_an_answer_beyond_the_budget_is_not_counted_and_not_given(tmp_path: Path
     counted.taken[:] = 3
     assert not log.permits_answers([(0, window([1, 2, 2, 2], [2, 1, 1]))])
     assert log.permits_answers([(0, window([1, 2, 2], [2, 1]))])
-    assert not log.permits_answers([(party, window([1, 2], [2])) for party in range(2)])
+    assert not log.permits_answers([(party, window([1], [1])) for party in range(2)])
     assert counted.taken.tolist() == [3, 4, 5, 3, 3, 3]
 
 
@@ -659,3 +676,33 @@ def test_an_order_whose_uploads_nobody_counts_is_not_sent() -> None:
     log.ordered(0, messages.CheckpointOrder(exchange=1, number=1))  # it uploads nothing
     with pytest.raises(TypeError, match="Another may upload rows that nobody counts"):
         log.ordered(0, Another(exchange=1))
+
+
+def test_the_accountant_is_that_of_the_privacy() -> None:
+    kinds = {"none": Accountant, "perturbed-embedding": EmbeddingAccountant}
+    for privacy, kind in kinds.items():
+        assert type(accountant_of(resolve({"privacy": privacy}), 10)) is kind
+    assert type(accountant_of(resolve(DPZV), 10)) is ScalarAccountant
+    without, none = accountant_of(resolve({}), 10), mechanism_of(resolve({}))
+    assert without.steps_allowed(77, 2, 1, True) == 77
+    assert none.scalar_noise(without) is None and none.release_log(without) is None
+
+
+def test_a_group_is_refused_as_a_whole() -> None:
+    log, counted = scalar_log(4, epsilon=1.0, batch_size=2, epochs=1, quorum=2)
+    counted.steps_allowed(2 * 2, 2, 2, True)
+    assert counted.most == 2 + 1
+    both = [(party, window([0, 1], [2])) for party in range(2)]
+    assert log.permits_answers(both)
+    assert not log.permits_answers([(party, window([1, 2], [2])) for party in range(2)])
+    assert counted.taken.tolist() == [3, 3, 0, 0]
+
+
+@pytest.mark.nightly
+def test_noise_of_the_paper_holds_where_no_top_model_learns(run: Start) -> None:
+    of_top = {"top-model": "sum", "embedding-size": "auto"}
+    client: Any = Watching()
+    keys = {**DPZV, **PAPER, **of_top, "epochs": 3, "epsilon": 5.0}
+    summary = run(3, keys, client).summary
+    holds = gaussian(summary["noise_multiplier"], int(client.uploads.max()))
+    assert summary["epsilon"] == pytest.approx(holds)

@@ -593,3 +593,81 @@ def test_a_lossy_codec_keeps_what_tells_a_pair_apart(differences: str) -> None:
     assert (found - change).norm() < 1e-3 * change.norm()
     fresh = sum(exact) / 2 if differences == "two-sided" else exact[1]
     torch.testing.assert_close(reading.fresh, fresh, rtol=1e-3, atol=1e-3)
+
+
+@pairwise(directions=DIRECTIONS, at_hand=[True, False], in_place=[True, False])
+def test_window_of_plain_steps_by_hand(
+    directions: str, at_hand: bool, in_place: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(directions=directions)
+    party, _ = party_of(config)
+    model = party.model
+    u, before = drawn(config, model), flat(model)
+    scalars = torch.tensor([0.5, 0.0, -1.0, 2.0])
+    phi = 39 if directions == "sphere" else 1
+    if in_place:
+        one_after_the_other(monkeypatch)
+    learn(party, build_optimizer(config, model, 0.1), u if at_hand else None, scalars)
+    expected = before - 0.1 * phi * (0.5 * u[0] - u[2] + 2 * u[3])
+    torch.testing.assert_close(flat(model), expected, rtol=1e-4, atol=1e-5)
+
+
+def row_loss(top: TopModel, h: list[float], label: int) -> float:
+    return loss_per_row(top(torch.tensor([h])), torch.tensor([label])).item()
+
+
+@both_differences
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_answer_by_hand(differences: str, clip: float | None) -> None:
+    mu = 0.1
+    config = config_of(differences=differences, mu=mu, sampling="poisson", batch_size=4)
+    noise = None
+    if clip:
+        private = {"strategy": "dpzv", "noise-multiplier": 0.0, "clip": clip, "mu": mu}
+        private |= {"sampling": "poisson", "calibration": "secret"}
+        private |= {"batch-size": 4, "embedding-size": SIZE}
+        config = resolve({**private, "differences": differences})
+        noise = ScalarNoise(config, 0.0)
+    top = top_of(config)
+    h, labels = others()
+    pair = tuple(torch.randn(2, ROWS, SIZE, generator=generator(6)).unbind())
+    assert len(pair) == 2
+    found = answer(holder_of(config, h, labels, noise), pair, LENGTHS)
+
+    expected, row, clipped = [], 0, 0
+    for length in LENGTHS:
+        total = 0.0
+        for _ in range(length):
+            losses = [
+                row_loss(top, [*h[row, :SIZE].tolist(), *half[row].tolist()], int(labels[row]))
+                for half in pair
+            ]
+            difference = (losses[0] - losses[1]) / (2 * mu if differences == "two-sided" else mu)
+            if clip and abs(difference) > clip:
+                difference, clipped = clip if difference > 0 else -clip, clipped + 1
+            total += difference
+            row += 1
+        expected.append(total / 4)  # as Poisson sampling has it
+    assert expected[1] == 0.0  # a step without rows
+    assert bool(clipped) == bool(clip)
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("differences", "names", "kept"),
+    [
+        ("one-sided", ("perturbed", "embedding"), [2.0, 4.0]),
+        ("two-sided", ("plus", "minus"), [1.5, 3.0]),
+    ],
+)
+def test_what_a_pair_is_called_and_brings_to_the_table(
+    differences: str, names: tuple[str, str], kept: list[float]
+) -> None:
+    config = config_of(differences=differences, embedding_size=2)
+    estimator, table, window = ZerothOrder(config), torch.zeros(1, 2), window_of([1])
+    assert estimator.block_names() == names
+    pair = np.array([[1.0, 2.0]], np.float32), np.array([[2.0, 4.0]], np.float32)
+    sent = dict(zip(names, pair, strict=True))
+    reading = estimator.read(estimator.uplinks(table).decode(sent, window), window)
+    assert reading.fresh.tolist() == [kept]
+    assert [each.tolist() for each in reading.embeddings] == [each.tolist() for each in pair]
