@@ -212,7 +212,7 @@ def lost(text: str) -> list[str]:
         path, _, name = quoted.rpartition(": ")
         for each in re.findall(r"^(?:\w+/)*\w+\.py$|^(?:\w+/)+$", path or quoted):
             found += [] if any(f"/{each}" in known for known in paths) else [each]
-        dotted = re.fullmatch(r"[A-Z]\w+\.([a-z_]+)|([a-z]+_[a-z_]+)", name)
+        dotted = re.fullmatch(r"[A-Z]\w+\.([a-z_]+)|([a-z]+_[a-z_]+|_[a-z_]+)", name)
         dotted = re.fullmatch(r"(?:[A-Z]\w+\.)?(\w+)()", name) if ".py" in path else dotted
         for each in filter(None, dotted.groups() if dotted else ()):
             found += [] if each in defined else [name]
@@ -220,9 +220,14 @@ def lost(text: str) -> list[str]:
 
 
 def test_paths_and_names_of_the_architecture_are_there() -> None:
-    gone = "`vertical.py: NoSuch`", "`strategies/vertical.py: no_such`", "`nowhere/any.py`"
+    gone = (
+        "`vertical.py: NoSuch`",
+        "`strategies/vertical.py: no_such`",
+        "`nowhere/any.py`",
+        "`_no_such`",
+    )
     assert lost(", ".join([*gone, "`Party.none_such`"])) == [  # the control
-        *("NoSuch", "no_such", "nowhere/any.py", "Party.none_such")
+        *("NoSuch", "no_such", "nowhere/any.py", "_no_such", "Party.none_such")
     ]
     page = HERE / "docs" / "explanation" / "one-mini-batch.md"
     assert not lost(page.read_text())

@@ -4,8 +4,8 @@
 
 - `max-epochs`, `max-uploads`, `max-predictions`: `party.limits`
 - `max-ids`, `max-ids-per-day`: `alignment.asked_ids`
-- `align`, `min-rows`, `match`, `match-bits`: `alignment.store` and `alignment.by_rules`
-- `embedding-activation`: `protocol.aggregation.secure`
+- `align`, `alignment-days`, `min-rows`, `match`, `match-bits`: `alignment.store` and `.by_rules`
+- `embedding-activation`, `sum-peers`: `protocol.aggregation.secure` and `.keys`
 - `stream-address`: `transport.stream.session`
 - `retention-days`: `party.state_file`
 - `information`, `reasons`, `refuse`: the tasks

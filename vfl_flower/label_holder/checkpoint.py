@@ -2,7 +2,7 @@
 
 The checkpoint is one file in the results folder, ``checkpoint.npz``. It holds arrays, a JSON text
 and a checksum; nothing is pickled. Each save replaces the whole file. Only the owner can read it,
-since it holds the embedding table of all rows. Each party saves its own half
+since it may hold embeddings of all rows. Each party saves its own half
 (`vfl_flower.party.state_file`), named by this file's run and number.
 """
 

@@ -149,7 +149,10 @@ class StreamEnd:
             time.sleep(POLL)
 
     def _call(self) -> None:
-        """Make one call, and serve its messages until the label holder ends it."""
+        """Make one call, and serve its messages until the label holder ends it.
+
+        The party waits here for its next message, also while others are late.
+        """
         uri, proxy = parse_uri(f"wss://{self.address}/"), proxy_of(host_and_port(self.address)[0])
         deadline = Deadline(_CALL_SECONDS)
         if proxy:
