@@ -58,10 +58,11 @@ def _distil(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
         try:
             student = distil(transport, config, given, run, Keeper(folder, run))
         except errors.VflError:
-            if is_new:
-                with suppress(OSError):  # a folder that has more in it stays
-                    for name in ("history.jsonl", "run.lock"):
-                        (folder / name).unlink()
+            begun = {folder / "history.jsonl", folder / "run.lock"}
+            if is_new and set(folder.iterdir()) <= begun:  # a student that was saved stays
+                with suppress(OSError):
+                    for file in begun:
+                        file.unlink(missing_ok=True)
                     folder.rmdir()
             raise
         for entry in student.history.entries:

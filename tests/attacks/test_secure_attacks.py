@@ -285,7 +285,7 @@ def test_so_has_who_has_other_rows(parties: Parties) -> None:
 @pytest.mark.usefixtures("_keys_anew")
 @pytest.mark.parametrize("how", ["begun anew", "of then"])
 def test_nor_is_a_model_that_is_another_since_in_a_sum(parties: Parties, how: str) -> None:
-    """A sum of a new model and an old one, less that of the old ones, would be one party's."""
+    """One party's new sum, less its old sum, would show that party's change."""
     parties.exchange += 1
     parties.ask([CheckpointOrder(exchange=1, number=1)] * 3)
     total(parties.evaluated())
@@ -723,7 +723,7 @@ def test_who_begins_anew_alone_does_not_change_what_all_go_back_to(
 
 @pytest.mark.usefixtures("_keys_anew")
 def test_so_has_who_begins_by_another_model(parties: Parties, tmp_path: Path) -> None:
-    """A sum of a new model and an old one, less that of the old ones, would be one party's."""
+    """One party's new sum, less its old sum, would show that party's change."""
     total(parties.evaluated())
     asked(parties.nodes[0], DescribeOrder(outputs=1), Description)
     with pytest.raises(ConfigError, match="Parties 0 and 1 have no key"):

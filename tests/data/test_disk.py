@@ -246,10 +246,10 @@ def test_a_full_disk_leaves_no_half_predictions(tmp_path: Path, name: str) -> No
         predict_local(keys)
     predict_local(keys)
     assert {path.name for path in tmp_path.iterdir()} == {"run", name, "said.json"}
-    (page := tmp_path / "run" / "report.html").write_text("that of before")
+    (page := tmp_path / "run" / "report.html").write_text("an earlier page")
     with full_after(1000), pytest.raises(VflError, match=rf"^{page} cannot .* large\).* --out\.$"):
         write_report([page.parent])
-    assert page.read_text() == "that of before"
+    assert page.read_text() == "an earlier page"
 
 
 @contextmanager

@@ -80,7 +80,8 @@ def test_few_people_are_never_sure_and_decisions_are_tested_by_mcnemar_s_exact_t
         assert 0 < found["low"] < 0.5 < found["high"]
         equal = difference(one, one)
         assert (equal["low"], equal["high"], equal["p"]) == (0, 0, 1)
-    # Of 12 people whom one model alone gets right: 10 or more, or 2 or fewer.
+    # Exactly one model is right about each of 12 people. The p-value is that of 10 or more, or 2
+    # or fewer, for the first.
     y = np.r_[np.ones(50, np.int64), np.zeros(50, np.int64)]
     right = 0.3 + 0.4 * y
     first, second = right.copy(), right.copy()

@@ -588,7 +588,7 @@ def test_a_lossy_codec_keeps_what_tells_a_pair_apart(differences: str) -> None:
     exact, _ = values_of_pairs(
         party.model, x, LENGTHS, Directions(config.estimator, KEY, party.model)
     )
-    # Numbers are sent as float16, by which two embeddings sent apart would differ as by mu.
+    # Numbers are sent as float16. Its rounding of two embeddings would be as large as mu.
     change, found = (pair[0] - pair[1] for pair in (exact, reading.embeddings))
     assert (found - change).norm() < 1e-3 * change.norm()
     fresh = sum(exact) / 2 if differences == "two-sided" else exact[1]

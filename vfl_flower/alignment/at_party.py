@@ -56,12 +56,12 @@ def find_set(context: Context, own: Source, parties: int, order: early.SetOrder)
     rules = store.rules_of(context, "psi")
     found = blinded_ids.find(context, own, order, rules) if rules.align == "psi" else None
     if not found:
-        return early.SetKept(party=own.party, parties=parties)
+        return early.SetKept(party=own.number, parties=parties)
     name = np.frombuffer(found.stored.name.encode(), np.uint8)
     store.save_state(
         context, set=name, known=np.array([found.known]), at=found.at, file=store.digest_of(own)
     )
-    return early.SetKept(party=own.party, parties=parties, arrays={"proof": found.proof})
+    return early.SetKept(party=own.number, parties=parties, arrays={"proof": found.proof})
 
 
 # --- step 2: blind the label holder's ids again, and the party's own ------------------------------
@@ -82,7 +82,7 @@ def blind(context: Context, own: Source, parties: int, order: early.AlignOrder) 
             arrays = _ask_about_all(context, own, theirs)
     else:
         arrays, places = _blind(context, own, rules, order, theirs)
-    return early.Aligned(party=own.party, parties=parties, places=places, arrays=arrays)
+    return early.Aligned(party=own.number, parties=parties, places=places, arrays=arrays)
 
 
 def _ask_about_all(context: Context, own: Source, theirs: Points) -> Arrays:
@@ -117,7 +117,7 @@ def _blind(
     if in_set:
         new, known = asked - len(kept["sent"]), int(kept["known"][0])
         asked_ids.count(context, rules, theirs)
-        stored = blinded_ids.asked(context, own.party, store.text_of(kept["set"]), new, rules)
+        stored = blinded_ids.asked(context, own.number, store.text_of(kept["set"]), new, rules)
         asked = stored.asked
     if not order.more:
         store.check_fewest(rules, asked)
@@ -171,7 +171,7 @@ def take_common(
         used = np.zeros(len(own.ids), bool)
         used[mine] = True
         if hint := hint_of_forms(own.ids, used):
-            log.warning("Party %d, by its own ids: %s.", own.party, hint)
+            log.warning("Party %d, by its own ids: %s.", own.number, hint)
     store.check_fewest(store.rules_of(context, "psi"), len(mine))
     held = order.arrays.get("held", np.zeros(1, np.int32))
     if held.dtype != np.int32 or held.shape != (1,) or not 0 <= held[0] < len(places):
@@ -195,7 +195,7 @@ def take_common(
     proved_by = {"secret": np.frombuffer(secret, np.uint8), "places": named}
     store.save_state(context, told=rows, **proved_by, **about, **of_set)
     arrays: Arrays = {"question": question, "rows": has[some].astype(np.int32)}
-    return Introduction(party=own.party, parties=parties, arrays=arrays)
+    return Introduction(party=own.number, parties=parties, arrays=arrays)
 
 
 # --- step 6: check the answer, and use the rows ---------------------------------------------------

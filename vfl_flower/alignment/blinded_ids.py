@@ -173,11 +173,11 @@ def find(context: Context, own: Source, order: SetOrder, rules: Rules) -> FoundS
         raise VflError("was sent no names and proofs of sets. Start the run anew.")
     if context.node_config.get("source") == "memory":  # data in memory leave no set on disk
         return None
-    files.forget_old(files.home("sets", context), own.party, rules)
+    files.forget_old(files.home("sets", context), own.number, rules)
     for name, proof in zip(names, proofs, strict=True):
-        path = _path(context, name.tobytes().hex(), own.party)
+        path = _path(context, name.tobytes().hex(), own.number)
         stored = _usable(path, rules)
-        for known, asks, keeps in stored.proofs(own.party, str(context.run_id)) if stored else ():
+        for known, asks, keeps in stored.proofs(own.number, str(context.run_id)) if stored else ():
             if hmac.compare_digest(proof.tobytes(), asks):
                 with files.alone(path):
                     grown = _grown(path, own, rules)

@@ -199,7 +199,7 @@ def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Ali
     store.check_method(rules, "psi")
     keys, file = keys_of(own), store.digest_of(own)
     theirs = order.arrays.get("ids", np.zeros(0))
-    answer = Aligned(party=own.party, parties=parties)
+    answer = Aligned(party=own.number, parties=parties)
     if order.piece:
         kept = store.saved_state(context)
         same = "turn" in kept and store.text_of(kept["rules"]).splitlines()[-1] == str(rule)
@@ -211,7 +211,7 @@ def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Ali
         texts = store.text_of(kept["rules"]).splitlines()
         if not len(theirs) or str(rule) in texts or len(texts) >= MOST_RULES:
             raise VflError("was asked about a rule twice, or without keys. Start the run anew.")
-        log.info("Party %d is asked to match people by %s", own.party, rule)
+        log.info("Party %d is asked to match people by %s", own.number, rule)
         rows, ambiguous, why = counted(keys, rule, rules, np.flatnonzero(kept["left"]))
         if why:
             store.save_state(context, **kept)
@@ -222,7 +222,7 @@ def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Ali
             log.warning(
                 "Party %d has %d of %d rows whose %s is another row's too, and matches none of "
                 "them. If a person may have several rows, set rows='last' or 'mean'.",
-                *(own.party, ambiguous, len(keys), rule),
+                *(own.number, ambiguous, len(keys), rule),
             )
         kept |= _of_rule(kept, [*texts, str(rule)], rows, keys.bits(rule))
         answer = replace(answer, ambiguous=ambiguous)
@@ -322,7 +322,7 @@ def check_ids(own: Source) -> None:
     """Raise `ConfigError` if a party's people have no ids to align."""
     if isinstance(own, Table) and own.match_columns:
         raise ConfigError(
-            f"Party {own.party} matches people by columns, and the run aligns ids. Set match in "
+            f"Party {own.number} matches people by columns, and the run aligns ids. Set match in "
             "the run configuration, or leave match-columns out of the party's node configuration."
         )
 
@@ -331,7 +331,7 @@ def keys_of(own: Source) -> KeyTable:
     """Return the keys of a party's people; raise `ConfigError` without `match-columns`."""
     if not isinstance(own, Table) or not own.match_columns:
         raise ConfigError(
-            f"Party {own.party} does not say which columns tell who a person is, and the run "
+            f"Party {own.number} does not say which columns tell who a person is, and the run "
             "matches people by such columns. Give it match-columns='surname birthdate' in its node "
             "configuration."
         )

@@ -211,14 +211,14 @@ def reuse_rows(context: Context, own: Source, parties: int, order: ReuseOrder) -
     if proofs.dtype != np.uint8 or proofs.ndim != 2 or proofs.shape[1] != 32:
         raise VflError("was sent no proofs of an alignment. Start the run anew.")
     rules, folder = Rules.of(context.node_config), store.home("alignments", context)
-    stored = store.load(store.of_party(folder, order.alignment, own.party), _OF_PARTY)
-    store.forget_old(folder, own.party, rules)
+    stored = store.load(store.of_party(folder, order.alignment, own.number), _OF_PARTY)
+    store.forget_old(folder, own.number, rules)
     became, said = _GONE, (order.alignment, parties, parties)
     if stored and (stored.name, stored.parties, len(proofs)) == said:
         proof = proof_of(stored.arrays["answer"], stored.name, str(context.run_id))
-        if hmac.compare_digest(proofs[own.party].tobytes(), proof):
+        if hmac.compare_digest(proofs[own.number].tobytes(), proof):
             became = _used(context, own, rules, stored)
-    return Reused(party=own.party, parties=parties, became=became)
+    return Reused(party=own.number, parties=parties, became=became)
 
 
 def _used(context: Context, own: Source, rules: Rules, stored: StoredAlignment) -> str:

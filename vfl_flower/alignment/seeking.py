@@ -197,7 +197,7 @@ class Opened:
     """A party's half: what the label holder finds people in, in memory."""
 
     def __init__(self, context: Context, own: Source) -> None:
-        self._context, self._party, self._ids = context, own.party, own.ids
+        self._context, self._party, self._ids = context, own.number, own.ids
         self._rules = rules_of(context, "psi")
         check_method(self._rules, "psi")
         self._asked = asked_ids.ServiceCount(context, Rules.of(context.node_config))

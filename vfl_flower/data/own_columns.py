@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Container
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from vfl_flower.config.errors import ConfigError, UnfitError, asked, first_of, label_asked
 from vfl_flower.config.logs import log
@@ -39,7 +39,7 @@ class OwnColumns(Source):
     label: str = ""  # at the label holder
     segments: str = ""  # names of columns, as in ``columns``
     time: str = ""  # at the label holder; the column of periods, which are segments too
-    party: Any = None  # its number; None at the label holder
+    party: int | None = None  # None: the label holder
     withdrawn: Path | None = None
 
     @property

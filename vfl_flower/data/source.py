@@ -85,7 +85,13 @@ class Source(ABC):
 
     def __init__(self, node_config: Mapping[str, Any], party: int) -> None:
         self.node_config = node_config
-        self.party: Any = party  # its number; None at the label holder
+        self.party: int | None = party  # None at the label holder
+
+    @property
+    def number(self) -> int:
+        """Return the number of the party, which the label holder's source has not."""
+        assert self.party is not None
+        return self.party
 
     @property
     def whose(self) -> str:

@@ -225,14 +225,18 @@ def row_masks_of(
     return has[numbers[0]], has[numbers[1]]
 
 
-@lru_cache(maxsize=2)  # each party and the label holder call it
 def draw_row_masks(config: RunConfig, rows: int, parties: int) -> NDArray[np.bool_]:
     """Draw the row masks of a partitioned data set, [rows, parties], by the seed.
 
     Each party has a row with probability ``presence``. A row without a party goes to a random one.
     """
-    generator = np.random.default_rng([config.training.seed, 7])
-    has = generator.random((rows, parties)) < config.data.presence
+    return _drawn(config.training.seed, config.data.presence, rows, parties)
+
+
+@lru_cache(maxsize=2)  # the label holder and all parties call it, also those with other options
+def _drawn(seed: int, presence: float, rows: int, parties: int) -> NDArray[np.bool_]:
+    generator = np.random.default_rng([seed, 7])
+    has = generator.random((rows, parties)) < presence
     nobody = np.flatnonzero(~has.any(1))
     has[nobody, generator.integers(0, parties, len(nobody))] = True
     has.flags.writeable = False

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from vfl_flower.config.csv_text import are_predictions, count_guarded, restored
 from vfl_flower.config.logs import notice
@@ -80,7 +80,7 @@ class TableFile:
     `OSError` or `NotImplementedError`.
     """
 
-    place: Any  # its path, or a parquet file that is open
+    place: Path | BinaryIO  # its path, or a parquet file that is open
     is_csv: bool
     words: tuple[str, ...] = ()  # texts that are missing values, beside the empty one
     kept: Any = None  # a mask of the rows to read; None reads all
@@ -90,7 +90,7 @@ class TableFile:
         """Return the names of the columns that have one."""
         if not self.is_csv:
             return column_types.with_names(map(str, self._schema.names))
-        first = next(_lines(self.place), [])
+        first = next(_lines(self.csv), [])
         if "\0" in "".join(first):
             raise TableError(*_NUL)
         if names := column_types.with_names(first):
@@ -152,10 +152,16 @@ class TableFile:
                 for batch in file.iter_batches(rows, columns=list(names), use_threads=False):
                     yield column_types.without_words(batch, self.words)
 
+    @property
+    def csv(self) -> Path:
+        """Return the path of a csv file."""
+        assert isinstance(self.place, Path)
+        return self.place
+
     @cached_property
     def has_whole_quotes(self) -> bool:
         """Return true, or raise `TableError` if a quote of a csv file does not end."""
-        _check_quotes(self.place)
+        _check_quotes(self.csv)
         return True
 
     def _typed(
@@ -209,7 +215,7 @@ class TableFile:
 
 def _csv_pieces(file: TableFile, names: Collection[str]) -> Iterator[Any]:
     """Yield Arrow batches of these columns of a csv file, all as texts."""
-    path, lines = file.place, _lines(file.place)
+    path, lines = file.csv, _lines(file.csv)
     next(lines, None)
     if next(lines, None) is None:
         return  # no rows

@@ -118,7 +118,6 @@ class Party:
         self.seal = self.estimator.aggregation.seal(index, parties)  # None for plain uploads
         self.limits: Limits | None = None  # None without such rules
         self.origin = Origin(began=utc_now())
-        self._key = f"{self.config.training.seed}|up|{index}"  # of a codec's random draws
         self.exchange = 0  # number of the last message served
         self.sampling = learner.sampling
         self.steps = 0  # mini-batches of training, including the pending window
@@ -183,12 +182,17 @@ class Party:
         if blocks is None:
             with torch.set_grad_enabled(not self.learner.frozen):
                 blocks = self.estimator.embed(self.learner, order, window)
-        upload = self._answer(self.links.up.encode(blocks, window, f"{self._key}|{self.exchange}"))
+        upload = self._upload(self.links.up, blocks, window)
         if not order.coordinated:
             upload.arrays["ids"] = window.ids
             if self.sampling.secret:
                 upload.arrays["lengths"] = window.lengths
         return upload
+
+    def _upload(self, links: Links, blocks: Blocks, window: Window) -> messages.Upload:
+        """Return the answer with a window's blocks. The message decides a codec's random draws."""
+        key = f"{self.config.training.seed}|up|{self.learner.index}|{self.exchange}"
+        return self._answer(links.encode(blocks, window, key))
 
     def _answer(self, arrays: Arrays) -> messages.Upload:
         """Return an answer. Note its arrays, if any, and mask them if the run has masks."""
@@ -279,7 +283,7 @@ class Party:
         window = Window(ids, np.array([len(ids)], np.int32), distinct=True)
         table = zeros((self.inputs.rows, self.learner.size))
         links = self.estimator.fresh_links(self.links.up, table)
-        return self._answer(links.encode(blocks, window, f"{self._key}|{self.exchange}"))
+        return self._upload(links, blocks, window)
 
     def restore(self, order: messages.RestoreOrder, model: Arrays) -> messages.Upload:
         """Load the model of an earlier evaluation. It trains no more."""

@@ -136,10 +136,14 @@ def forget(run: int) -> None:
             live.pop(place, None)
 
 
+def _live(context: Context) -> Session | None:
+    node = context.node_config
+    return live.get((node.get("partition-id"), node.get("num-partitions")))
+
+
 def current(context: Context) -> Session | None:
     """Return the session that continues a Context, if this process has it."""
-    node, records = context.node_config, contents(context.state)
-    session = live.get((node.get("partition-id"), node.get("num-partitions")))
+    session, records = _live(context), contents(context.state)
     if session is None or session.scalars is None:
         return None
     model = session.party.in_process.model
@@ -147,7 +151,7 @@ def current(context: Context) -> Session | None:
         session.scalars is records.get("scalars")
         and (session.context is context or not session.ahead)
         and session.context.run_id == context.run_id
-        and session.node_config == node
+        and session.node_config == context.node_config
         and model is not None
         and model() is records.get("model")
     )
@@ -156,8 +160,7 @@ def current(context: Context) -> Session | None:
 
 def resume(context: Context) -> Session:
     """Return the session of a node's party, as its last message left it."""
-    node = context.node_config
-    session = live.get((node.get("partition-id"), node.get("num-partitions")))
+    session, node = _live(context), context.node_config
     if session and session.before:  # an interrupt has ended the last message
         session.go_back()
     if session is None or not (session.is_current or current(context)):
@@ -209,8 +212,7 @@ def serve(
 
 def hand_over(context: Context) -> None:
     """Write the state of a node's party, if it is older than the party."""
-    node = context.node_config
-    session = live.get((node.get("partition-id"), node.get("num-partitions")))
+    session = _live(context)
     if session and session.context is context and session.ahead:
         session.write()
 

@@ -164,8 +164,7 @@ def _read(message: Message, kind: type[P], largest: float) -> P:
     called = type(known) is kind
     if called:
         scalars: Any = {**vars(known)}
-        blocks = scalars.pop("arrays")
-        size = sum([block.nbytes for block in blocks.values()])
+        blocks, size = scalars.pop("arrays"), known.nbytes
     else:
         is_read = isinstance(known, Parts)
         scalars, blocks = known if is_read else _parts_of(message.content, kind)
@@ -223,7 +222,7 @@ def record_of(record: RecordDict, name: str, kind: type[R]) -> R:
     return found
 
 
-# --- digests, by which both sides compare a rerun with the run that it repeats --------------------
+# --- digests: both sides compare a rerun with the run that it repeats -----------------------------
 
 
 def digest_of(secret: bytes, arrays: Arrays, order: Turn | None = None) -> bytes:
