@@ -58,11 +58,10 @@ def _distil(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
         try:
             student = distil(transport, config, given, run, Keeper(folder, run))
         except errors.VflError:
-            begun = {folder / "history.jsonl", folder / "run.lock"}
-            if is_new and set(folder.iterdir()) <= begun:  # a student that was saved stays
-                with suppress(OSError):
-                    for file in begun:
-                        file.unlink(missing_ok=True)
+            if is_new and not (folder / checkpoint.FILE).exists():  # a saved student stays
+                with suppress(OSError):  # as does a folder that has more in it
+                    for name in ("history.jsonl", "run.lock"):
+                        (folder / name).unlink(missing_ok=True)
                     folder.rmdir()
             raise
         for entry in student.history.entries:
