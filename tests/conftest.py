@@ -93,7 +93,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Of tests that are marked ``one_by_day`` all but the first parameters are for every night.
     """
     gc.enable()
-    gc.set_threshold(700, 10, 100)  # a collection of all objects reads the ones of torch, too
+    gc.freeze()  # otherwise each collection of all objects reads the ones of torch, too
+    gc.set_threshold(50_000, 20, 100)
     items.sort(key=lambda item: item.path)  # one order in all processes
     seen = set()
     for item in items:

@@ -67,12 +67,13 @@ class SlowGrid(LocalGrid):
 
 @dataclass
 class Served:
-    """A service, and a client of it."""
+    """A service, a client of it, and one without a token."""
 
     service: Service
     grid: SlowGrid
     url: str
     http: httpx.Client
+    stranger: httpx.Client
 
     @property
     def shop(self) -> httpx.Client:
@@ -125,11 +126,14 @@ def served(
         with listening(app_of(service, Tokens(tokens)), config.serving) as url:
             worker = Thread(target=service.work)
             worker.start()
-            headers = {"Authorization": f"Bearer {TOKEN}"}
+            # To read certificates takes longer than a call, and there is no TLS.
+            caller = partial(httpx.Client, base_url=url, timeout=30, verify=False)
             try:
-                # To read certificates takes longer than a call, and there is no TLS.
-                with httpx.Client(base_url=url, headers=headers, timeout=30, verify=False) as http:
-                    yield Served(service, grid, url, http)
+                with (
+                    caller(headers={"Authorization": f"Bearer {TOKEN}"}) as http,
+                    caller() as stranger,
+                ):
+                    yield Served(service, grid, url, http, stranger)
             finally:
                 service.queue.close()
                 worker.join()

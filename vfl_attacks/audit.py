@@ -271,7 +271,7 @@ def _of_features(
     few = generator.permutation(len(block))[:_INVERTED]
     # If a secret has drawn the party's model, the attacker's model is independent of it.
     for whose, secret in (("the seed's", b""), ("a secret's", generator.bytes(16))):
-        model = build_bottom(config, 0, samples.first(block), sent.shape[1], secret)
+        model = build_bottom(config, 0, samples.first(block), sent.shape[1], secret=secret)
         learn_bins(model, block)  # an attacker may know how the columns are distributed
         found = features.invert(model, sent[few], block.shape[1:], generator)
         success = features.explained(block[few], found, block[few].mean(0))

@@ -109,9 +109,9 @@ class Joined(Vertical):
         holder, blocks, configs = self.run.holder, self._blocks(), self._configs()
         sizes = [columns.stop - columns.start for columns in holder.columns.values()]
         builds = [
-            partial(build_bottom, own, party, samples.first(block.train), size, b"", *signs)
+            partial(build_bottom, own, party, first, size, signs=signs_in(block.preparation))
             for party, own, block, size in zip(holder.columns, configs, blocks, sizes, strict=True)
-            for signs in (signs_in(block.preparation),)
+            for first in (samples.first(block.train),)
         ]
         models = [build() for build in builds]
         for model, block in zip(models, blocks, strict=True):

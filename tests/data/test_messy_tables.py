@@ -634,9 +634,22 @@ def test_a_table_with_a_wrong_id_has_nothing_to_paste(tmp_path: Path) -> None:
     bank = pd.DataFrame({"id": range(60), "default": [0, 1] * 30})
     shop = pd.DataFrame({"id": [f"p{n}" for n in range(60)], "zone": ["a", "b", "c"] * 20})
     assert "--node-config" in refusal(tmp_path, bank, shop, "id", "default")  # the control
-    for wrong in ("person", "zone"):
-        said = refusal(tmp_path, bank.assign(age="x"), shop, wrong, "default")
+    client = shop.rename(columns={"id": "client"})
+    for wrong, table in (("person", client), ("zone", shop)):
+        said = refusal(tmp_path, bank.assign(age="x"), table, wrong, "default")
         assert "ids: " in said and "--node-config" not in said and "-id" not in said
+
+
+def test_the_id_column_of_the_label_holder_is_offered_to_a_party(tmp_path: Path) -> None:
+    """A party's own `id` is "id" unless it says otherwise: the commonest first mistake."""
+    bank = pd.DataFrame({"id": range(60), "label": [0, 1] * 30})
+    shop = pd.DataFrame({"id": [f"p{n}" for n in range(60)], "zone": ["a", "b", "c"] * 20})
+    said = refusal(tmp_path, bank, shop, "person", "label")
+    assert said.endswith(f"--node-config \"file='{tmp_path}/shop.csv' id='id' text='one-hot'\"")
+    said = refusal(tmp_path, bank, shop.assign(zone=1), "person", "label")  # it is the only need
+    assert said.endswith("shop.csv' id='id'\"")
+    said = refusal(tmp_path, bank, shop.assign(id=7), "person", "label")  # nobody's ids either
+    assert "--node-config" not in said
 
 
 def test_a_later_file_with_other_columns_is_told_the_options_of_training(tmp_path: Path) -> None:

@@ -786,7 +786,7 @@ def test_noise_takes_no_augmentation_that_could_mix_rows() -> None:
 
 def test_layers_that_wait_for_rows_draw_from_the_party_s_secret() -> None:
     drawn = [
-        build_bottom(resolve(own("lazy")), 0, torch.zeros(15), 4, secret).state_dict()
+        build_bottom(resolve(own("lazy")), 0, torch.zeros(15), 4, secret=secret).state_dict()
         for secret in (b"one", b"one", b"other")
     ]
     name = next(iter(drawn[0]))

@@ -69,7 +69,7 @@ def test_embeddings_are_monotone_at_any_parameters(bottom: str, activation: str)
     rows = torch.randn(2000, 4, generator=torch.Generator().manual_seed(1))
     found = []
     for signs in (SIGNS, []):
-        model = build_bottom(resolve(keys), 0, rows[0], 6, b"", *signs)
+        model = build_bottom(resolve(keys), 0, rows[0], 6, signs=signs)
         learn_bins(model, rows)
         shaken(model)
         found.append(violated(model, rows, {0: 1, 1: -1}))

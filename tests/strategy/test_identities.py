@@ -368,8 +368,9 @@ def test_frozen_is_split_nn_without_party_learning(run: Start) -> None:
     assert frozen.summary["bytes_up"] == 4 * 455 * 32 * 4
 
 
-def test_joined_is_the_ceiling_that_split_nn_reaches(run: Start) -> None:
-    keys = {"dataset": "breast-cancer", "epochs": 1, **ONE_CYCLE}
+@pytest.mark.parametrize("own", [{}, {"bottom-model": "tests.towers:Half"}], ids=["mlp", "own"])
+def test_joined_is_the_ceiling_that_split_nn_reaches(run: Start, own: dict[str, str]) -> None:
+    keys = {"dataset": "breast-cancer", "epochs": 1, **ONE_CYCLE, **own}
     joined, split = run(2, {"strategy": "centralised", **keys}), run(2, keys)
     assert joined.summary["bytes_up"] == joined.summary["exchanges"] == 0
     assert joined.summary["test_loss"] == pytest.approx(split.summary["test_loss"], abs=1e-5)

@@ -22,7 +22,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-import httpx
 import numpy as np
 import pytest
 from flwr.app import Context, Message
@@ -659,11 +658,10 @@ def test_a_person_who_has_gone_is_not_scored_even_if_the_new_file_is_wrong(
 def test_only_callers_with_a_token_are_served(shared: Served) -> None:
     for header in ("", "Bearer", "Bearer x", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer \xff"):
         for path in ("/v1/predict", "/v1/model", "/metrics", "/v1/else"):
-            reply = httpx.get(
-                shared.url + path, headers={b"Authorization": header.encode("latin-1")}
-            )
+            headers = {b"Authorization": header.encode("latin-1")}
+            reply = shared.stranger.get(path, headers=headers)
             assert reply.status_code == 401, (header, path)
-    assert httpx.get(f"{shared.url}/healthz").status_code == 200  # control: no token needed
+    assert shared.stranger.get("/healthz").status_code == 200  # control: no token needed
     assert shared.http.get("/v1/model").status_code == 200  # control: the right token
 
 
@@ -700,7 +698,7 @@ def test_answers_are_counted_and_refused_calls_are_in_the_audit_log(
     bad, port = {"Authorization": "Bearer x"}, int(some.url.rsplit(":", 1)[1])
     due = {
         200: some.http.get("/v1/model"),
-        401: httpx.get(f"{some.url}/v1/predict", headers=bad),
+        401: some.stranger.get("/v1/predict", headers=bad),
         404: some.http.get("/v1/else"),
         405: some.http.put("/v1/predict"),
         413: some.http.post("/v1/predict", content=b" " * (2**20 + 1)),
@@ -740,12 +738,12 @@ def test_nothing_redirects_to_the_host_that_a_caller_names(shared: Served) -> No
 
 def test_pages_answer_head_too_and_are_rendered_once(shared: Served) -> None:
     for path in ("/healthz", "/readyz", "/docs", "/openapi.json"):
-        head, get = httpx.head(shared.url + path), httpx.get(shared.url + path)
+        head, get = shared.stranger.head(path), shared.stranger.get(path)
         assert head.status_code == get.status_code == 200 and head.content == b""
         assert head.headers["content-length"] == str(len(get.content))
-    assert httpx.head(f"{shared.url}/v1/model").status_code == 401
+    assert shared.stranger.head("/v1/model").status_code == 401
     with patch.object(web, "_page", side_effect=AssertionError):
-        assert httpx.get(f"{shared.url}/docs").status_code == 200
+        assert shared.stranger.get("/docs").status_code == 200
 
 
 def test_a_service_is_not_ready_while_its_tokens_cannot_be_used(
@@ -753,13 +751,13 @@ def test_a_service_is_not_ready_while_its_tokens_cannot_be_used(
 ) -> None:
     monkeypatch.setattr("vfl_flower.transport.http.tokens._LOOK", 0.0)
     tokens = tmp_path / "tokens"
-    assert httpx.get(f"{some.url}/readyz").status_code == 200
+    assert some.stranger.get("/readyz").status_code == 200
     tokens.chmod(0o644)
-    assert httpx.get(f"{some.url}/readyz").status_code == 503
+    assert some.stranger.get("/readyz").status_code == 503
     assert some.http.get("/v1/model").status_code == 401
-    assert httpx.get(f"{some.url}/healthz").status_code == 200
+    assert some.stranger.get("/healthz").status_code == 200
     tokens.chmod(0o600)
-    assert httpx.get(f"{some.url}/readyz").status_code == 200
+    assert some.stranger.get("/readyz").status_code == 200
     assert some.http.get("/v1/model").status_code == 200
 
 
@@ -772,7 +770,7 @@ def test_a_service_is_not_ready_while_nothing_can_be_answered(
     body = {"ids": [one]}
 
     def status(path: str) -> int:
-        return httpx.get(whole.url + path).status_code
+        return whole.stranger.get(path).status_code
 
     def full(*given: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -801,7 +799,7 @@ def test_a_service_is_ready_while_its_parties_are_asked(whole: Served) -> None:
         whole.grid.late[node] = 30.0
         asked = pool.submit(whole.ask, one)
         until(lambda: whole.loaded.parties._all[1].state == "asked")
-        assert httpx.get(f"{whole.url}/readyz").status_code == 200
+        assert whole.stranger.get("/readyz").status_code == 200
         assert whole.http.get("/v1/model").json()["parties_ready"] == [0, 1]
         whole.grid._held = [(0.0, message) for _, message in whole.grid._held]
         whole.grid.late.clear()
@@ -936,18 +934,18 @@ def test_a_service_over_flowers_messages_is_refused() -> None:
 
 
 def test_the_page_about_the_calls_loads_nothing_from_elsewhere(shared: Served) -> None:
-    page = httpx.get(f"{shared.url}/docs")
-    schema = httpx.get(f"{shared.url}/openapi.json").json()
+    page = shared.stranger.get("/docs")
+    schema = shared.stranger.get("/openapi.json").json()
     assert page.status_code == 200 and "POST /v1/predict" in page.text
     assert all(
         f"<h2>GET {path}</h2>" in page.text for path in set(schema["paths"]) - {"/v1/predict"}
     )
     assert not re.search(r"<script|<link|src=|url\(|https?://", page.text)
-    assert len(page.content) < 16_000 and page.content == httpx.get(f"{shared.url}/docs").content
+    assert len(page.content) < 16_000 and page.content == shared.stranger.get("/docs").content
 
 
 def test_the_calls_on_the_page_give_the_answers_on_the_page(shared: Served) -> None:
-    page = httpx.get(f"{shared.url}/docs").text
+    page = shared.stranger.get("/docs").text
     shown = [unescape(each) for each in re.findall(r"<pre>(.*?)</pre>", page, re.DOTALL)]
     answers = shared.ask(*shared.loaded.rows.ids[:50].tolist())
     known = [each["id"] for each in answers if not each["missing"]][:1]

@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "d434505c70125c9927acc201ba7237634319ff3f2651e3097ff71436565d29ba"
+DIGEST = "7f8f50fe53e819d893bb63191f772c0e2f64ef9cf412e2d55716491f0fd1a3e0"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

@@ -35,9 +35,10 @@ def surveyed(config: RunConfig, node_configs: Sequence[Mapping[str, Any]]) -> It
         if not about_table or not config.data.own_data or config.task != "train":
             raise
         tables = _needs(config, node_configs)
-        kinds = [need.kind for *_, needs in tables for need in needs]
-        if kinds in ([], ["ids"], ["no label column"], [_UNREAD]):
-            raise  # the error says it all
+        needs = [need for *_, some in tables for need in some]
+        says_it_all = [need.kind for need in needs] in ([], ["ids"], ["no label column"], [_UNREAD])
+        if says_it_all and not any(need.kind == "ids" and need.options for need in needs):
+            raise
         raise UnfitError(_message(tables, node_configs), outside=error.outside) from error
 
 
@@ -56,7 +57,8 @@ def _needs(config: RunConfig, node_configs: Sequence[Mapping[str, Any]]) -> list
             continue
         if isinstance(opened, Table):
             own = replace(opened, party=None)  # its errors name the columns
-            tables.append((own, party, _of_table(own, has_labels=party is None)))
+            elsewhere = None if party is None else config.data.id
+            tables.append((own, party, _of_table(own, elsewhere)))
     # Frames share their options: a word of one may be a category of another.
     frames = [(own, needs) for own, _, needs in tables if isinstance(own, Frame)]
     words = {word for _, needs in frames for each in needs for word in each.words}
@@ -64,22 +66,31 @@ def _needs(config: RunConfig, node_configs: Sequence[Mapping[str, Any]]) -> list
     return [(own, party, spared(needs, taken)) for own, party, needs in tables if needs]
 
 
-def _of_table(own: Table, has_labels: bool) -> list[Need]:
-    """Return what ids, labels and features of a table need, in all its rows."""
+def _of_table(own: Table, elsewhere: str | None) -> list[Need]:
+    """Return what ids, labels and features of a table need, in all its rows.
+
+    ``elsewhere`` names the label holder's id column, for a party's table.
+    """
     needs = []
     try:
         try:
             _ = own.ids
         except ConfigError as error:
-            needs.append(Need("ids", "", str(error).removeprefix(f"{own.whose} has ").rstrip(".")))
-            if "does not have the id column" in str(error):
-                return needs  # the right id column would be a feature
+            said = str(error).removeprefix(f"{own.whose} has ").removeprefix(f"{own.path} ")
+            if "does not have the id column" not in said:
+                needs.append(Need("ids", "", said.rstrip(".")))
+            else:  # the right id column would be a feature
+                if elsewhere not in own.names_besides_ids or isinstance(own, Frame):
+                    return [Need("ids", "", said.rstrip("."))]
+                same = replace(own, id=elsewhere)
+                options = {"id": elsewhere}
+                return [Need("ids", "", said.rstrip("."), options), *_of_table(same, elsewhere)]
         if own.has_labels:
             labels = own.labels_with_gaps(np.arange(own.count))
             if missing := int(pd.isna(labels).sum()):
                 note = f"{missing} in {len(labels)} rows. Drop those rows"
                 needs.append(Need("missing labels", own.label, note))
-        elif has_labels:
+        elif elsewhere is None:
             names = own.names_besides_ids
             note = f"{own.label!r},{label_asked(own.label, names)}".rstrip(".")
             options = {"label": names[0]} if len(names) == 1 else {}
@@ -112,7 +123,7 @@ def _message(tables: Sequence[_Needing], node_configs: Sequence[Mapping[str, Any
                 both = f"{shared['missing-words']},{options['missing-words']}".split(",")
                 options["missing-words"] = ",".join(dict.fromkeys(both))
             shared |= options
-        elif any(need.kind in ("ids", _UNREAD) for need in needs):
+        elif any(need.kind in ("ids", _UNREAD) and not need.options for need in needs):
             continue  # `id` may name another column, and the options would leave out the right one
         elif party is not None:
             to_paste.append(f'--node-config "{pasted({**given, **options})}"')

@@ -7,7 +7,7 @@ with one row, the embedding size and ``model-args``. docs/how-to/own-models.md h
 
 import hashlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,11 +56,17 @@ def check(models: ModelConfig) -> None:
 
 
 def build_bottom(
-    config: RunConfig, party: int, sample: Samples, size: int, secret: bytes = b"", *signs: int
+    config: RunConfig,
+    party: int,
+    sample: Samples,
+    size: int,
+    *,
+    signs: Sequence[int] = (),
+    secret: bytes = b"",
 ) -> BottomModel:
     """Build a party's model. The seed, the party's number and ``secret`` decide its parameters.
 
-    Its embeddings are monotone in columns of sign 1 and -1 (`layers.rise`).
+    Its embeddings are monotone in columns whose ``signs`` are 1 and -1 (`layers.rise`).
     """
     models = config.models
     check(models)

@@ -8,7 +8,7 @@ result. Only one of several passes over a mini-batch updates the buffers.
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -72,15 +72,18 @@ def pair(
     return of_first, of_second
 
 
-@contextmanager
-def repeatable(model: nn.Module, key: bytes, step: int = 0, learns: bool = True) -> Iterator[None]:
+def repeatable(
+    model: nn.Module, key: bytes, step: int = 0, learns: bool = True
+) -> AbstractContextManager[None]:
     """Seed random draws inside the context; restore buffers and extra states unless it ``learns``.
 
     It does nothing for models of this project, which have no random draws and no such buffers.
     """
-    if not model.by_step:
-        yield
-        return
+    return _repeatable(model, key, step, learns) if model.by_step else nullcontext()
+
+
+@contextmanager
+def _repeatable(model: nn.Module, key: bytes, step: int, learns: bool) -> Iterator[None]:
     kept = {} if learns else {name: each.clone() for name, each in model.named_buffers()}
     extra = {} if learns else extra_states(model)
     first = next(model.parameters(), None)  # all others are on the same device

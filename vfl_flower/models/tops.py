@@ -159,8 +159,8 @@ def build_top(
         # As of one more party with a table, so an mlp where others have a cnn, lstm or own modules.
         for_tables = models.bottom in BOTTOMS.known and models.bottom not in ("cnn", "lstm")
         mlp = {} if for_tables else {"bottom-model": "mlp", "model-args": ""}
-        about = config.with_values(mlp), len(sizes), torch.zeros(own_columns), blocks[-1], b""
-        own = build_bottom(*about, *monotone[1])
+        about = config.with_values(mlp), len(sizes), torch.zeros(own_columns), blocks[-1]
+        own = build_bottom(*about, signs=monotone[1])
     if rising := {*monotone[0], *([len(sizes)] if monotone[1] else [])}:
         _check_monotone(config, outputs, kinds[0])
     precision = config.training.precision

@@ -90,8 +90,9 @@ class Learner:
         """
         config, secret = self.config, secret or secrets.token_bytes(16)
         of_model = secret if config.data.apart and config.privacy.noise_seed < 0 else b""
-        about = self._own, self.index, self.inputs.sample, self.size, of_model
-        model = build_bottom(*about, *signs_in(self.inputs.block.preparation))
+        about = self._own, self.index, self.inputs.sample, self.size
+        signs = signs_in(self.inputs.block.preparation)
+        model = build_bottom(*about, signs=signs, secret=of_model)
         return model.to(self.device)
 
     def try_out(self) -> None:
