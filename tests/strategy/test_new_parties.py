@@ -50,7 +50,7 @@ APP = client_app.app
 HERE = str(Path(__file__).absolute())
 TOWERS = str(Path(__file__).parents[1] / "towers.py")
 KEYS: dict[str, Any] = {
-    **{"strategy": "split-nn", "align": "any", "epochs": 2, "batch-size": 64, "noise-seed": 0},
+    **{"strategy": "split-nn", "align": "any", "epochs": 3, "batch-size": 64, "noise-seed": 0},
     "combine": "concat",  # so that a new party begins without an effect
     **{"bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8, "party-lr": 0.5, "server-lr": 0.5},
 }

@@ -147,11 +147,13 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
         _, y = check_X_y(np.zeros((len(x), 1)), y, **how)
         return validate_data(self, x, skip_check_array=True), y
 
-    def _checked(self, x: Any) -> Any:
-        """Return the columns of each party in rows to predict."""
+    def _predict(self, x: Any, method: str) -> Array:
+        """Return what a method of the model says of rows, or raise `NotFittedError`."""
         check_is_fitted(self, "model_")
         how = {"skip_check_array": True} if _is_frame(x) else {"dtype": np.float64}
-        return self._parts(validate_data(self, x, reset=False, **how))
+        parts = self._parts(validate_data(self, x, reset=False, **how))
+        found: Array = getattr(self.model_, method)(parts)
+        return found
 
 
 def _is_frame(x: Any) -> bool:
@@ -232,11 +234,12 @@ class VerticalClassifier(ClassifierMixin, _Vertical):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> Array:  # noqa: N803
         """Return the probability of each class, [N, classes]."""
-        return self.model_.predict_proba(self._checked(X))
+        return self._predict(X, "predict_proba")
 
     def predict(self, X: Any) -> Array:  # noqa: N803
         """Return the class of each row, [N]."""
-        return self.classes_[self.model_.predict(self._checked(X))]
+        indices = self._predict(X, "predict")  # refuses first where there are no classes yet
+        return self.classes_[indices]
 
 
 class VerticalRegressor(RegressorMixin, _Vertical):  # type: ignore[misc]
@@ -261,4 +264,4 @@ class VerticalRegressor(RegressorMixin, _Vertical):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Array:  # noqa: N803
         """Return the number of each row, [N]."""
-        return self.model_.predict(self._checked(X))
+        return self._predict(X, "predict")
