@@ -19,7 +19,7 @@ from vfl_flower.tools import listing
 from vfl_flower.tools.cli import main
 
 HERE = Path(__file__).parents[2]
-FROM_A_RUN = {"resume", "grow", "freeze", "task", "model", "without"}
+FROM_A_RUN = {"resume", "rerun", "grow", "freeze", "task", "model", "without"}
 NODES = {"stream-address", "stream-ports", "session-seconds", "transport", "parties"}
 
 

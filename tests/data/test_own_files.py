@@ -593,7 +593,7 @@ LIES = {  # and what is said after the party's name
     "one number": (arrays(again=lambda a: a[0, 0]), "did not blind exactly the 60 ids"),
     "wide": (arrays(again=lambda a: a.repeat(2, axis=1)), r"sent .* shape \(60, 64\)"),
     "floats": (arrays(again=lambda a: a.astype(np.float32)), "sent .* are float32"),
-    "none of its own": (without("own"), "sent 0 of 60 blinded ids, where 60 were due"),
+    "none of its own": (without("own"), "sent 0 of 54 blinded ids, where 54 were due"),
     "flat": (arrays(own=lambda a: a.ravel()), "sent blinded ids that cannot be used"),
     "signed": (arrays(own=lambda a: a.view(np.int8)), "sent blinded ids that cannot"),
     "zeros": (arrays(again=lambda a: 0 * a), "sent blinded ids .*, or is the identity"),
@@ -603,7 +603,7 @@ LIES = {  # and what is said after the party's name
     "twice": (arrays(own=twice), "sent a blinded id more than once"),
     "too many": (
         arrays(own=lambda a: np.concatenate([a, a[:1]])),
-        "sent 61 of 60 blinded ids, where 60 were due",
+        "sent 55 of 54 blinded ids, where 54 were due",
     ),
     "a claim": (
         lambda answer: replace(answer, places=10**8 + 1),
@@ -611,7 +611,7 @@ LIES = {  # and what is said after the party's name
     ),
     "fewer than claimed": (
         lambda answer: replace(answer, places=10**8),
-        "sent 60 of 100000000 blinded ids, where 262144 were due",
+        "sent 54 of 100000000 blinded ids, where 262144 were due",
     ),
     "ours twice": (arrays(again=twice), "sent a blinded id more than once"),
     "another party": (lambda answer: replace(answer, party=0), "answers as party 0"),

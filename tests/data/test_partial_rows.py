@@ -378,7 +378,7 @@ def test_a_comparison_tells_rows_apart_by_who_has_them(tmp_path: Path) -> None:
         *("split-nn", "frozen", "local-only", "centralised", "intersection-only")
     ]
     assert "of 1" in lines[0] and "of 2" in lines[0]
-    assert lines[-1].startswith("of 1, of 2, ...: the same measure on the rows")
+    assert any(line.startswith("of 1, of 2, ...: the same measure on the rows") for line in lines)
     figures = json.loads((folder / "compare.json").read_text())["intersection-only"]
     assert f"{figures['test_by_parties']['1']['accuracy']:.4f}" in lines[5]
     whole = compare(2, {**common, "presence": 1.0, "out": str(tmp_path / "whole")}, [], 0.9)
