@@ -195,7 +195,9 @@ def test_parties_whose_directions_take_much_memory_are_computed_one_by_one(
     assert not stacks
 
 
-def test_garbage_collection_is_rare_until_a_run_of_many_parties_ends(keys: dict[str, Any]) -> None:
+def test_garbage_collection_is_rare_until_a_run_of_many_parties_ends(
+    elsewhere: None, keys: dict[str, Any]
+) -> None:
     before, within = (gc.get_threshold(), gc.get_freeze_count()), Mock()
     within.evaluated = lambda entry: seen.append((gc.get_threshold()[0], gc.get_freeze_count()))
     for parties, rarely in ((PARTIES, True), (2, False)):  # few are the control

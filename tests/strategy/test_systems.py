@@ -51,6 +51,15 @@ def test_dpzv_learns(run: Start, parties: int, more: dict[str, Any]) -> None:
     assert summary["test_accuracy"] > 3 * CHANCE
 
 
+@pytest.mark.one_by_day
+@pytest.mark.parametrize("server_update", ["zeroth-order", "first-order"])
+def test_parties_learn_by_one_difference_for_all(run: Start, server_update: str) -> None:
+    keys: dict[str, Any] = {"strategy": "synrevel", "perturbs": "all"}
+    keys["server-update"] = server_update
+    keys |= {"dataset": "breast-cancer", "epochs": 10, "noise-seed": 0, **BOTH}
+    assert run(3, keys).summary["test_accuracy"] > 0.8
+
+
 POISSON = {"sampling": "poisson"}
 PERTURBED = {"privacy": "perturbed-embedding", "embedding-noise": 0.01, "embedding-bound": 10.0}
 DELAYED = {"window": 4, "max-delay": 8, "delay": "exponential", "epochs": 2}
@@ -61,7 +70,6 @@ COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "async, zeroth-order server": ("vafl", {**LINEAR, **ZEROTH_SERVER, "party-lr": 0.1}),
     "zeroth order, no top model": ("cascaded", SUM),
-    "one difference for all": ("synrevel", {**LINEAR, **BOTH, "perturbs": "all", "epochs": 10}),
     "zeroth order, sync, Poisson": ("synrevel", {**SUM, **POISSON}),
     "zeroth order, both": ("asyrevel", {**LINEAR, **FIRST_SERVER, **DELAYED, **POISSON}),
     "zeroth order, momentum": (
