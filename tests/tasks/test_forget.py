@@ -155,14 +155,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path
         train, test, validation = divide(found.config.data, len(found.rows))
         content = (folder / "run/checkpoint.npz").read_bytes()
         uplink = load_arrays(state_file.read(kept_state(folder / "run", 0)), "large")["uplink"]
-        tables = uplink, found.arrays["test_table.rows"][validation:]
-        trained, held = (  # a form that others share, such as zeros, stays in files
-            int(
-                np.argmax(
-                    [np.count_nonzero(row) * (content.count(row.tobytes()) == 1) for row in rows]
-                )
+        of_all, held_out = found.arrays["table.rows"], found.arrays["test_table.rows"][validation:]
+        both = [min(np.count_nonzero(row[:4]), np.count_nonzero(row[4:])) for row in of_all]
+        # A form that others share, such as zeros, stays in files.
+        trained, held = (
+            int(np.argmax([many * (content.count(row.tobytes()) == 1) for many, row in each]))
+            for each in (
+                zip(both, uplink, strict=True),
+                ((np.count_nonzero(r), r) for r in held_out),
             )
-            for rows in tables
         )
         held += validation
         at = found.rows[[train[trained], test[held]]]
