@@ -80,8 +80,8 @@ def test_few_people_are_never_sure_and_decisions_are_tested_by_mcnemar_s_exact_t
         assert 0 < found["low"] < 0.5 < found["high"]
         equal = difference(one, one)
         assert (equal["low"], equal["high"], equal["p"]) == (0, 0, 1)
-    # Exactly one model is right about each of 12 people. The p-value is that of 10 or more, or 2
-    # or fewer, for the first.
+    # About each of 12 people, one model alone is right: the first model about 10 of them. The
+    # p-value is the chance of at least 10, or at most 2.
     y = np.r_[np.ones(50, np.int64), np.zeros(50, np.int64)]
     right = 0.3 + 0.4 * y
     first, second = right.copy(), right.copy()

@@ -246,8 +246,8 @@ def test_direct_inference_reads_no_more_labels_than_were_kept(tmp_path: Path) ->
         given = {**privacy, **keys} if name == "noisy" else {**keys, **privacy}
         findings, claim, _ = audit(2, {**given, "out": str(tmp_path / name)})
         found = {each.attack: each.success for each in findings}
-        # 1,437 labels and secret noise: 0.06 is more than four standard deviations.
-        assert found["direct, designed queries*"] == pytest.approx(keep, abs=0.06)
+        # The noise is secret. Of 958 labels, 0.07 is more than four standard deviations.
+        assert found["direct, designed queries*"] == pytest.approx(keep, abs=0.07)
         assert (claim is not None) == (name == "noisy")
         assert claim is None or claim.shown <= claim.claimed == 2.0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
 from typing import Any, Self
@@ -147,13 +147,11 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
         _, y = check_X_y(np.zeros((len(x), 1)), y, **how)
         return validate_data(self, x, skip_check_array=True), y
 
-    def _predict(self, x: Any, method: str) -> Array:
-        """Return what a method of the model says of rows, or raise `NotFittedError`."""
+    def _predict(self, x: Any, predict: Callable[[Model, Any], Array]) -> Array:
+        """Return a method's predictions of rows, or raise `NotFittedError`."""
         check_is_fitted(self, "model_")
         how = {"skip_check_array": True} if _is_frame(x) else {"dtype": np.float64}
-        parts = self._parts(validate_data(self, x, reset=False, **how))
-        found: Array = getattr(self.model_, method)(parts)
-        return found
+        return predict(self.model_, self._parts(validate_data(self, x, reset=False, **how)))
 
 
 def _is_frame(x: Any) -> bool:
@@ -234,11 +232,11 @@ class VerticalClassifier(ClassifierMixin, _Vertical):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> Array:  # noqa: N803
         """Return the probability of each class, [N, classes]."""
-        return self._predict(X, "predict_proba")
+        return self._predict(X, Model.predict_proba)
 
     def predict(self, X: Any) -> Array:  # noqa: N803
         """Return the class of each row, [N]."""
-        indices = self._predict(X, "predict")  # refuses first where there are no classes yet
+        indices = self._predict(X, Model.predict)  # before classes_, which comes by fitting
         return self.classes_[indices]
 
 
@@ -264,4 +262,4 @@ class VerticalRegressor(RegressorMixin, _Vertical):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Array:  # noqa: N803
         """Return the number of each row, [N]."""
-        return self._predict(X, "predict")
+        return self._predict(X, Model.predict)

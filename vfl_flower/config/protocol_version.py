@@ -3,5 +3,5 @@
 VERSION = 2
 """Both sides of a run must have the same. It changes when an older side could not take part."""
 
-DIGEST = "e17f2a1df0547795362d4ddae74f98f0f604c9bb60de0f3eec13d3a2d6b60e03"
+DIGEST = "6f04bc5e299930f3045614662d035d32debfcd6a06e6f0c330904c5e399db91b"
 """Digest of the code that both sides share (`config.provenance.shared_code`), when written."""

@@ -77,14 +77,15 @@ def _of_table(own: Table, elsewhere: str | None) -> list[Need]:
             _ = own.ids
         except ConfigError as error:
             said = str(error).removeprefix(f"{own.whose} has ").removeprefix(f"{own.path} ")
-            if "does not have the id column" not in said:
-                needs.append(Need("ids", "", said.rstrip(".")))
-            else:  # the right id column would be a feature
-                if elsewhere not in own.names_besides_ids or isinstance(own, Frame):
-                    return [Need("ids", "", said.rstrip("."))]
-                same = replace(own, id=elsewhere)
-                options = {"id": elsewhere}
-                return [Need("ids", "", said.rstrip("."), options), *_of_table(same, elsewhere)]
+            absent = "does not have the id column" in said
+            known = not isinstance(own, Frame) and elsewhere in own.names_besides_ids
+            offered = elsewhere if absent and known else None
+            options = {"id": offered} if offered is not None else {}
+            needs.append(Need("ids", "", said.rstrip("."), options))
+            if offered is not None:
+                return needs + _of_table(replace(own, id=offered), elsewhere)
+            if absent:
+                return needs  # the right id column would be a feature
         if own.has_labels:
             labels = own.labels_with_gaps(np.arange(own.count))
             if missing := int(pd.isna(labels).sum()):

@@ -131,6 +131,7 @@ class LocalGrid(Transport):
         self._replies: list[tuple[float, int, Message]] = []
         self._pushed = 0
         self._thresholds: tuple[int, int, int] | None = None  # of garbage collection before
+        self._froze = False  # whether this grid exempted objects from it
 
     def state_dict(self) -> list[Any]:
         """Return the virtual clock in JSON, while no message is out."""
@@ -173,14 +174,17 @@ class LocalGrid(Transport):
         The messages of a thousand parties would start it at each step, for a fifth of the time.
         """
         if not self._thresholds:
-            gc.freeze()
+            self._froze = not gc.get_freeze_count()  # the program's own would not outlast `forget`
+            if self._froze:
+                gc.freeze()
             self._thresholds = gc.get_threshold()
             gc.set_threshold(_OBJECTS * len(self.contexts), *self._thresholds[1:])
 
     def forget(self) -> None:
         """Let garbage collection look at the parties' objects again."""
         if self._thresholds:
-            gc.unfreeze()
+            if self._froze:
+                gc.unfreeze()
             gc.set_threshold(*self._thresholds)
         self._thresholds = None
 
